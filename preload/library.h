@@ -5,13 +5,14 @@
 
 namespace rcsock::preload {
 
-// The library's own definition of a function that we export too.
-// Null: no such library is there, or it is too old.
+// Finds the library's own definition of a function that the preload exports
+// too. Get() returns null if no such library is there, or if it is too old. Any
+// thread may call it.
 template <class F>
 class Library {
  public:
-  // `sonames` (ends with a null): where to look if the library is not in the
-  // program's global scope, as when it came with a plugin.
+  // `sonames` ends with a null. They say where to look if the library is not in
+  // the program's global scope, as when it came with a plugin.
   constexpr Library(const char* name, const char* const* sonames)
       : name_(name), sonames_(sonames) {}
 
@@ -19,7 +20,7 @@ class Library {
     void* found = __atomic_load_n(&found_, __ATOMIC_ACQUIRE);
     if (found == nullptr) {
       found = Look();
-      // Two threads that race here store the same value.
+      // Two threads that race here store equal values.
       __atomic_store_n(&found_, found, __ATOMIC_RELEASE);
     }
     return reinterpret_cast<F*>(found);

@@ -1,15 +1,14 @@
-// The loader's functions.  A look-up in libc's handle finds what a look-up by
-// default does, and what dlopen brings is looked at (lib/posix/raw_code.h).
+// The loader's functions. A look-up in libc's handle finds what a look-up by
+// default does. What dlopen brings is checked (lib/posix/raw_code.h).
 //
-// The loader asks who has called it: RTLD_NEXT and RTLD_DEFAULT depend on it,
-// and so do the folders that dlopen searches.  So each function here begins as
-// an entry that can go on to the loader's own as if it had never been called.
+// The loader's functions depend on their caller: RTLD_NEXT, RTLD_DEFAULT and
+// the folders that dlopen searches. So each function here begins as an entry
+// that can go on to the loader's own as if it had never been called.
 //
 // The first caller may be a sanitizer or a malloc library that has not begun,
-// and whose strcmp() or memory does not work yet.  So the way of a look-up
-// calls nothing but the loader and lib/base/image_symbols.h, and has no static
-// object that is initialised under a guard.  Sanitizers do not instrument this
-// file.
+// and whose strcmp() or memory does not work yet. So a look-up calls only the
+// loader and lib/base/image_symbols.h, and has no static object that is
+// initialised under a guard. Sanitizers do not instrument this file.
 
 #include <dlfcn.h>
 
@@ -21,13 +20,14 @@
 namespace base = rcsock::base;
 namespace raw_code = rcsock::posix::raw_code;
 
-// What an entry does: it jumps to `next`, or returns `result` if that is null.
+// What an entry does: it jumps to `next`, or returns `result` if `next` is
+// null.
 struct Route {
   void* next;
   void* result;
 };
 
-// The entries: the arguments are kept, and the caller's address is one more.
+// The entries keep the arguments, and add the caller's address.
 #define ENTRY(name, caller_register)    \
   __asm__(                              \
       ".pushsection .text\n"            \
@@ -78,7 +78,7 @@ ENTRY(dlmopen, "rcx");
 
 namespace {
 
-// Finds it once; threads that race here find the same.
+// Finds the object once. Threads that race here find equal pointers.
 template <class T, class Find>
 T* Once(T** slot, Find&& find) {
   T* found = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
@@ -95,7 +95,7 @@ const link_map* Ours() {
   return Once(&image, [] { return base::ImageAt(&kHere); });
 }
 
-// The loader's own function.
+// Returns the loader's own function.
 template <class F>
 F* Next(void** slot, const char* name) {
   return reinterpret_cast<F*>(
@@ -105,7 +105,7 @@ F* Next(void** slot, const char* name) {
   static void* slot = nullptr; \
   auto* next = Next<decltype(::name)>(&slot, #name)
 
-// Whether it is a function of this namespace's glibc.
+// Returns true for a function of this namespace's glibc.
 bool IsLibcs(const void* function) {
   const link_map* image = base::ImageAt(function);
   if (image == nullptr || image->l_name == nullptr) return false;
@@ -115,7 +115,7 @@ bool IsLibcs(const void* function) {
       })) {
     return true;
   }
-  // (Before glibc 2.34 it had several.)
+  // Before glibc 2.34 it had several libraries.
   const char* name = image->l_name;
   for (const char* at = name; *at != '\0'; ++at) {
     if (*at == '/') name = at + 1;
@@ -129,20 +129,20 @@ bool IsLibcs(const void* function) {
   return false;
 }
 
-// What a look-up of `name` that has found `found` is to say.
+// Returns what a look-up of `name` that has found `found` is to say.
 void* Instead(void* found, const char* name, const void* caller) {
   if (found == nullptr) return nullptr;
   const base::ImageSymbols ours(Ours());
   void* our_own = ours.Find(name);
   if (our_own == nullptr || our_own == found || !IsLibcs(found)) return found;
-  // One that stands before libc itself asks for what comes next.
+  // A library that stands before libc itself asks for what comes next.
   const link_map* image = base::ImageAt(caller);
   if (image == nullptr) return found;
   const base::ImageSymbols its(image);
   if (its.Find(name) != nullptr) return found;
-  // A library behind us may define another name than this one, which our
-  // function would call: fcntl, say, where it looks for fcntl64.  (The program
-  // is before us: we call nothing of it.)
+  // A library behind us may define not `name`, but a name that our function
+  // would call: fcntl, say, when it looks for fcntl64. The program stands
+  // before us: we call none of its functions.
   if (image->l_prev != nullptr &&
       its.SharesNameWith(ours, base::ImageSymbols(base::ImageAt(found)))) {
     return found;
@@ -154,12 +154,12 @@ bool IsPseudo(const void* handle) {
   return handle == RTLD_NEXT || handle == RTLD_DEFAULT;
 }
 
-// Whether the loader does the same for us as for the caller.
+// Returns true if the loader does for us what it does for the caller.
 //
-// A name without a slash is searched in the folders that the caller names, by
-// DT_RUNPATH or DT_RPATH.  It is searched, too, in the DT_RPATH of the library
-// that needs the caller, of what needs that one, and so on.  Who needs whom the
-// loader does not tell.  Nobody needs the program.
+// The loader searches a name without a slash in the folders that the caller
+// names by DT_RUNPATH or DT_RPATH. It also searches the DT_RPATH of the library
+// that needs the caller, of the library that needs that library, and so on. The
+// loader does not tell which library needs which. No library needs the program.
 bool AsForUs(const char* path, const void* caller) {
   if (base::HasCharacter(path, '$')) return false;
   const link_map* image = base::ImageAt(caller);

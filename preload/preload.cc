@@ -23,7 +23,7 @@
 
 namespace hook = rcsock::posix::hook;
 
-// With the hooks that they go to: see hooks_data.h.
+// Placed with the hooks that they call (hooks_data.h).
 extern "C" {
 [[gnu::hot]] ssize_t read(int, void*, size_t);
 [[gnu::hot]] ssize_t write(int, const void*, size_t);
@@ -36,7 +36,7 @@ extern "C" {
 [[gnu::hot]] int epoll_wait(int, epoll_event*, int, int);
 }
 
-// (It is in this library: one instruction less in each call.)
+// The variable is in this library: hidden saves an instruction in each call.
 namespace rcsock::base {
 extern constinit std::atomic<bool> cancels
     __attribute__((visibility("hidden")));
@@ -44,8 +44,8 @@ extern constinit std::atomic<bool> cancels
 
 namespace {
 
-// Cancellation points, of the calls here that may return without libc's.  (The
-// others are such points where libc makes them one.)
+// The calls here that are cancellation points and may return without libc's
+// call. If libc makes another call a point, it remains a point.
 constexpr bool Point(std::string_view group, std::string_view name) {
   if (group == "waiting") {
     return name != "epoll_create" && name != "epoll_create1" &&
@@ -62,13 +62,13 @@ constexpr bool Point(std::string_view group, std::string_view name) {
   return group == "data";
 }
 
-// (These set what the others go by.)
+// The calls of "threads" set what the other calls go by.
 constexpr bool Guarded(std::string_view group) { return group != "threads"; }
 
 }  // namespace
 
-// (A child of vfork that becomes another program would leave its parent's
-// thread what is set for the call.)
+// If a child of vfork becomes another program, it would leave its parent's
+// thread what is set for the call.
 #define BODY(group, name, call)                               \
   if constexpr (Guarded(#group)) {                            \
     if (rcsock::base::Cancels() &&                            \
@@ -91,7 +91,7 @@ constexpr bool ComesBack(std::string_view name) {
   return false;
 }
 
-// What does not come back is not to be unwound on its way out.
+// A call that does not come back must not be unwound on its way out.
 #define CALLV(group, name, params, args, doc)                                  \
   RCSOCK_EXPORT void name params {                                             \
     if constexpr (!ComesBack(#name)) {                                         \
@@ -111,10 +111,10 @@ constexpr bool ComesBack(std::string_view name) {
   RCSOCK_EXPORT result alias params { BODY(group, alias, hook::name args); }
 #include "lib/base/calls.def"
 
-// --- The variadic ones
+// --- The variadic calls
 
-// A missing argument reads as garbage, which the kernel ignores where none is
-// expected: as in libc's own fcntl and ioctl.
+// A missing argument reads as garbage. The kernel ignores it where it expects
+// none, as with libc's own fcntl and ioctl.
 RCSOCK_EXPORT int fcntl(int fd, int command, ...) {
   va_list arguments;
   va_start(arguments, command);
@@ -139,7 +139,7 @@ RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   BODY(descriptors, ioctl, hook::Ioctl(fd, request, argument));
 }
 
-// (Those that are not passed are read all the same, as libc's does.)
+// Arguments that are not passed are read, too, as in libc's clone.
 RCSOCK_EXPORT __attribute__((no_sanitize("address"))) int clone(
     int (*start)(void*), void* stack, int flags, void* argument, ...) noexcept {
   void* more[3];
@@ -216,7 +216,8 @@ RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
   return hook::execve(path, list, environment);
 }
 
-// A library of ours in the same process finds it and leaves the work to us.
+// A library of rcsock's in this process finds it, and leaves the work to the
+// preload.
 RCSOCK_EXPORT const int rcsock_preloaded = 1;
 
 // --- Start and end

@@ -1,6 +1,6 @@
-// syscall(2), and the libraries that enter the kernel past libc.  The linker
-// sends the calls of this library's own code to __wrap_syscall (--wrap), so
-// that only the program's come to the exported symbol.
+// syscall(2), and the libraries that enter the kernel past libc. The linker
+// sends the calls of this library's own code to __wrap_syscall (--wrap). So
+// only the program's calls come to the exported symbol.
 
 #include <sys/syscall.h>
 
@@ -18,8 +18,8 @@ namespace raw = rcsock::posix::raw;
 
 static_assert(raw::kArguments == 6);
 
-// Few calls pass six: the last is read from the caller's stack, whatever is
-// there, as libc's own syscall does.
+// Few calls pass six arguments. The last is read from the caller's stack,
+// whatever is there, as libc's own syscall does.
 #define RCSOCK_READS_ALL __attribute__((no_sanitize("address")))
 
 extern "C" RCSOCK_READS_ALL long __wrap_syscall(long number, ...) {
@@ -57,8 +57,8 @@ RCSOCK_EXPORT RCSOCK_READS_ALL long syscall(long number, ...) {
   return raw::Syscall(number, a);
 }
 
-// Without --wrap the calls above would come back to themselves: no such library
-// can be linked.
+// Without --wrap the calls of this file would come back to themselves. This
+// reference keeps such a library from being linked.
 extern "C" long __real_syscall(long number, ...);
 extern "C" __attribute__((used)) long (*const rcsock_needs_wrap)(long, ...) =
     &__real_syscall;

@@ -1,5 +1,5 @@
-// liburing's functions that make a ring, register descriptors with it or submit
-// what was put into it.  The rest of liburing works on memory alone.
+// liburing's functions that make a ring, register descriptors with a ring, or
+// submit. The rest of liburing works on memory alone.
 
 #include "lib/posix/uring.h"
 
@@ -23,7 +23,7 @@ namespace {
 constexpr const char* kSonames[] = {"liburing.so.2", "liburing-ffi.so.2",
                                     "liburing.so.1", nullptr};
 
-// liburing's function of the same name and type.
+// Calls liburing's function of that name and type.
 template <class F, class... A>
 auto Call(rcsock::preload::Library<F>& next, A... a)
     -> decltype(next.Get()(a...)) {
@@ -40,12 +40,12 @@ int Version() {
   return major.Get()() * 1000 + minor.Get()();
 }
 
-// struct io_uring_params begins so.
+// How struct io_uring_params begins.
 struct Parameters {
   unsigned sq_entries, cq_entries, flags;
 };
 
-// `result`: less than 0 where it has not been made.
+// `result` below 0: no ring has been made.
 int Made(int result, const void* parameters) {
   if (result < 0) return result;
   uring::AfterMaking(static_cast<const Parameters*>(parameters)->flags,
@@ -53,14 +53,14 @@ int Made(int result, const void* parameters) {
   return result;
 }
 
-// liburing says errors so.
+// liburing returns errors as -errno.
 int Returned(long result) {
   return result == -1 ? -errno : static_cast<int>(result);
 }
 
-// Where rcsock holds requests of the ring, a wait of liburing's is made in
-// parts: the submission, rcsock's wait, and `wait(timeout)`, liburing's own,
-// for which everything is there or `timeout` is over.
+// If rcsock holds requests of the ring, a wait of liburing's is made in parts:
+// the submission, rcsock's wait, and `wait(timeout)`. That is liburing's own
+// wait, when all has come or `timeout` is over.
 template <class Wait>
 int InParts(Ring* ring, bool submits, unsigned count, void* timeout,
             const sigset_t* signals, Wait&& wait) {
@@ -85,7 +85,8 @@ int InParts(Ring* ring, bool submits, unsigned count, void* timeout,
 
 }  // namespace
 
-// NEXT(result, name, parameter types...): the library's own, as `next`.
+// NEXT(result, name, parameter types...): the library's own function, as
+// `next`.
 #define NEXT(result, name, ...)                                        \
   static constinit rcsock::preload::Library<result(__VA_ARGS__)> next( \
       #name, kSonames)
@@ -206,8 +207,8 @@ RCSOCK_EXPORT int io_uring_submit_and_wait_reg(Ring* ring, void** done,
   return Call(next, ring, done, wait, place);
 }
 
-// On an old kernel the waits with a time submit it as a request, and with it
-// what is there.
+// On an old kernel the waits with a time-out submit it as a request, and with
+// it what has been put into the ring.
 
 RCSOCK_EXPORT int io_uring_wait_cqes(Ring* ring, void** done, unsigned wait,
                                      void* timeout, sigset_t* signals) {
@@ -236,7 +237,7 @@ RCSOCK_EXPORT int io_uring_wait_cqe_timeout(Ring* ring, void** done,
                  [&](void* time) { return Call(next, ring, done, time); });
 }
 
-// The inline waits: they submit nothing, and say so.
+// The inline waits submit nothing, and say so by `submit`.
 RCSOCK_EXPORT int __io_uring_get_cqe(Ring* ring, void** done, unsigned submit,
                                      unsigned wait, sigset_t* signals) {
   NEXT(int, __io_uring_get_cqe, Ring*, void**, unsigned, unsigned, sigset_t*);
@@ -303,7 +304,7 @@ RCSOCK_EXPORT int io_uring_register_restrictions(Ring* ring, void* what,
   return Call(next, ring, what, count);
 }
 
-// The ring has other memory from then on.
+// From then on the ring has other memory.
 RCSOCK_EXPORT int io_uring_resize_rings(Ring* ring, void* parameters) {
   NEXT(int, io_uring_resize_rings, Ring*, void*);
   uring::BeforeResizing(ring);

@@ -31,12 +31,12 @@ using rcsock::lane::rdma::UserMemory;
 
 namespace {
 
-// The stream behind `fd`; null with errno.
+// Returns the stream behind `fd`; null with errno.
 Sock* Find(int fd) {
   if (Sock* sock = posix::LookupSock(fd)) return sock;
   int type = 0;
   socklen_t size = sizeof type;
-  // (The kernel says EBADF or ENOTSOCK.)
+  // The kernel says EBADF or ENOTSOCK.
   if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0) {
     errno = EOPNOTSUPP;
   }
@@ -65,8 +65,8 @@ rcs_lane_counts Counts(const posix::LaneCounts& of) {
 
 }  // namespace
 
-// Behind the preload its own copy of these answers (it comes first, so that a
-// linked program never gets here; one that has asked dlsym does).
+// Behind the preload the preload's own copy answers. It comes first, so a
+// linked program never gets here; a program that has asked dlsym does.
 #define RCSOCK_FORWARD(name, fallback, ...)                              \
   if (posix::OwnFace() == posix::Face::kBehind) {                        \
     static const auto first =                                            \
@@ -181,11 +181,11 @@ RCSOCK_EXPORT int rcs_unregister_buffer(void* address, size_t length) {
 
 namespace {
 
-// Shorter, it costs less to copy them.
+// For fewer bytes a copy costs less.
 constexpr std::size_t kLeastDirect = 16 * 1024;
 
-// Runs `f` with the stream's RDMA lane, under the latch of sending.  False:
-// there is none.
+// Runs `f` with the stream's RDMA lane, under the latch of sending. Returns
+// false if there is none.
 template <class F>
 bool WithDevice(Sock* sock, F&& f) {
   using rcsock::lane::rdma::QpLane;
@@ -200,8 +200,8 @@ bool WithDevice(Sock* sock, F&& f) {
   return true;
 }
 
-// What is posted while it lives may go straight from the memory.  (An object,
-// since a cancelled thread leaves the call by unwinding.)
+// Posts within its scope may go straight from the memory. It is an object,
+// since a cancelled thread leaves the call by unwinding.
 class DirectSend {
  public:
   DirectSend(Sock* sock, std::shared_ptr<UserMemory> memory, rcs_sent* sent)
@@ -312,7 +312,7 @@ RCSOCK_EXPORT int64_t rcs_place(int fd, const rcs_exposure* where,
   Sock* sock = Find(fd);
   if (sock == nullptr) return -1;
   if (where == nullptr || from == nullptr) return Fail(EFAULT);
-  // The peer's word: it is only its own memory that it can put at risk.
+  // The place is the peer's word: it can put only its own memory at risk.
   const rcs_exposure to = *where;
   if (length == 0 || offset > to.length || length > to.length - offset ||
       to.address + to.length < to.address) {

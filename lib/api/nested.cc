@@ -16,7 +16,7 @@
 
 namespace posix = rcsock::posix;
 
-// (As in control.cc.)
+// As in control.cc.
 #define RCSOCK_FORWARD(name, ...)                                        \
   if (posix::OwnFace() == posix::Face::kBehind) {                        \
     static const auto first =                                            \
@@ -28,9 +28,9 @@ namespace posix = rcsock::posix;
 
 namespace {
 
-// A set that rcsock does not follow has kernel descriptors only.  The kernel
-// says what is none: asked for an event, with no memory to put it into, a set
-// keeps it, if there is one.
+// A set that rcsock does not follow has kernel descriptors only. The kernel
+// says whether `set` is a set. Asked for an event, with no memory to put it
+// into, a set keeps its event.
 bool IsSet(int set) {
   const int saved = errno;
   constexpr std::uintptr_t kNowhere = 8;

@@ -1,5 +1,5 @@
-// librcsock_posix.so: POSIX's own names for librcsock's calls.  A program that
-// is linked with it (before libc) is turned over without being compiled again.
+// librcsock_posix.so: POSIX's own names for librcsock's calls. A program that
+// is linked with it, before libc, uses rcsock without being compiled again.
 
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -12,7 +12,7 @@
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// How librcsock knows that the next definition of these is not libc's.
+// Tells librcsock that the next definition of these names is not libc's.
 RCSOCK_EXPORT const int rcsock_posix_names = 1;
 
 #define RCSOCK_DEFINE(result, name, params, args) \

@@ -48,14 +48,14 @@ RCSOCK_EXPORT void rcs_quick_exit(int status) {
   __builtin_unreachable();
 }
 
-// --- Those that need nothing of ours
+// --- Calls that need nothing of ours
 
 RCSOCK_EXPORT int rcs_getsockname(int fd, sockaddr* address,
                                   socklen_t* length) {
   return ::getsockname(fd, address, length);
 }
 
-// --- The variadic ones
+// --- The variadic calls
 
 RCSOCK_EXPORT int rcs_fcntl(int fd, int command, ...) {
   va_list arguments;
@@ -102,8 +102,8 @@ RCSOCK_EXPORT int rcs_execle(const char* path, const char* argument, ...) {
 
 // --- Calls that libraries inside this one make
 
-// The preload sees them by the names alone; here the linker sends them round
-// (--wrap), so that an io_context's descriptors stay out of the program's
+// The preload sees these calls by their names alone. Here the linker redirects
+// them (--wrap), so that an io_context's descriptors stay out of the program's
 // range.
 extern "C" int __wrap_close(int fd) { return hook::close(fd); }
 extern "C" int __wrap_eventfd(unsigned initial, int flags) {
@@ -121,7 +121,8 @@ extern "C" int __wrap_epoll_create1(int flags) {
 namespace {
 
 // A program under `rcsock run` has an engine already: the preload's, which all
-// its calls reach.  Two that each took a connection for theirs would lose it.
+// its calls reach. If two engines each took a connection for theirs, it would
+// be lost.
 __attribute__((constructor)) void Start() {
   const bool preloaded = ::dlsym(RTLD_DEFAULT, "rcsock_preloaded") != nullptr;
   rcsock::posix::InitProcess(preloaded ? Face::kBehind : Face::kLibrary);

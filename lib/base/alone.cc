@@ -12,7 +12,7 @@ RCSOCK_START_DATA constinit std::atomic<bool> ended{false};
 
 }  // namespace
 
-// Side by side: calls read both.
+// The two lie side by side: calls read both.
 RCSOCK_START_DATA constinit std::atomic<bool> alone{false};
 RCSOCK_START_DATA constinit std::atomic<bool> cancels{false};
 

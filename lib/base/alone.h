@@ -5,14 +5,15 @@
 
 namespace rcsock::base {
 
-// True while the program has one thread and has cancelled nothing: no
-// cancellation can be due then.  libc sees our own thread and makes its caller
-// cancellable around each blocking call, by two atomic operations; who is alone
-// goes past that, as libc does in a process of one thread (lib/base/direct.h).
+// True while the program has one thread and has cancelled nothing: then no
+// cancellation can be due. libc sees rcsock's own thread, and makes its caller
+// cancellable around each blocking call, by two atomic operations. While
+// `alone` holds, rcsock leaves these out, as libc does in a process of one
+// thread (lib/base/direct.h).
 //
-// Relaxed: the program's only thread is the one that ends it, before it makes
-// the second (or cancels itself), so nobody can be cancelled who still sees
-// true.  Never true again: a thread may be joined, but may have left a
+// Relaxed: the program's only thread ends it, before it makes the second thread
+// or cancels itself. So no thread that still sees true can be cancelled. It
+// never becomes true again: a thread that has been joined may have left a
 // cancellation behind.
 extern constinit std::atomic<bool> alone;
 
@@ -20,9 +21,9 @@ inline bool Alone() {
   return __builtin_expect(alone.load(std::memory_order_relaxed), 1);
 }
 
-// The calls that make threads and cancel come here from now on, and none has
-// come that ended it already.  Not where a library behind us has blocking calls
-// of its own.
+// BeginAlone requires that each call that makes a thread or cancels now comes
+// to EndAlone. It does nothing if such a call has come already, or if a library
+// behind rcsock has blocking calls of its own.
 void BeginAlone();
 void EndAlone();
 

@@ -11,11 +11,11 @@
 
 namespace rcsock::base {
 
-// For whoever waits until another thread has done something that it is in the
-// middle of:  Backoff backoff; while (!done) backoff.Wait();
+// For a thread that waits for another thread to finish a step:
+//   Backoff backoff; while (!done) backoff.Wait();
 //
-// It sleeps.  A thread of real-time priority that only yielded would keep the
-// CPU from the very thread that it waits for.
+// It sleeps. A waiter of real-time priority that only yielded would keep the
+// CPU from the thread that it waits for.
 class Backoff {
  public:
   void Wait() {
@@ -24,7 +24,7 @@ class Backoff {
       ::sched_yield();
     } else {
       const timespec brief{0, sleep_ns_};
-      // (No place for cancellation, as nanosleep() is.)
+      // A raw call: nanosleep() would be a cancellation point.
       ::syscall(SYS_nanosleep, &brief, nullptr);
       sleep_ns_ = std::min(2 * sleep_ns_, kLongestNs);
     }

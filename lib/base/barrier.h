@@ -11,22 +11,22 @@
 
 namespace rcsock::base {
 
-// Dekker's argument (store mine, fence, look at yours; and so the other side)
-// wants a full fence on both sides.  Where one side is a data path and the
-// other is about to sleep, membarrier(2) lets the sleeper pay for both: it
-// makes every running thread of the processes that have registered execute a
-// full fence, so the data path needs only to keep the compiler from reordering.
+// Dekker's argument needs a full fence on both sides: each stores its own word,
+// fences, then looks at the other's. Where one side is a data path and the
+// other is about to sleep, membarrier(2) lets the sleeper pay for both. It
+// makes every running thread of the registered processes execute a full fence.
+// So the data path needs only to keep the compiler from reordering.
 
-// What this process could register for; set by InitBarriers, and in a child of
-// fork again.  A filter of system calls that comes later may take it away.
+// What this process could register for. InitBarriers sets it, and sets it again
+// in a child of fork. A later filter of system calls may take it away.
 struct Barriers {
   std::atomic<bool> threads{false};    // among the threads of this process
   std::atomic<bool> processes{false};  // among registered processes
 };
 inline constinit Barriers barriers;
 
-// Called by the thread whose barrier among processes is refused from now on: no
-// sleep on a lane can be trusted any more.
+// The thread whose barrier among processes is refused calls it: from now on no
+// sleep on a lane can be trusted.
 using BarriersLost = void (*)();
 inline constinit BarriersLost barriers_lost = nullptr;
 
@@ -43,22 +43,24 @@ inline void InitBarriers() {
   errno = saved;
 }
 
-// From now on nobody makes one.
+// From now on no thread makes a barrier.
 inline void ForgetBarriers() {
   barriers.threads.store(false, std::memory_order_relaxed);
   barriers.processes.store(false, std::memory_order_relaxed);
 }
 
-// How long a sleep may be that begins without the heavy fence: what it may miss
-// it finds when it ends by itself.  Later than the next tick of a busy
-// processor: a timer that is due first costs another interrupt.
+// The longest sleep that begins without the heavy fence. What it misses is
+// found when it ends by itself. It ends after the next tick of a busy
+// processor: a timer that is due before costs another interrupt.
 constexpr std::int64_t kNapNs = 5'000'000;
-// So many looks before it take longer than a message is in a store buffer.
+// This many looks before the sleep take longer than a message stays in a store
+// buffer.
 constexpr int kNapLooks = 10;
 
 inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-// The sleeper's side.  Always a full fence here; elsewhere too, if registered.
+// The sleeper's side. Always a full fence here; if registered, also in the
+// other threads or processes.
 inline void HeavyFenceThreads() {
   FullFence();
   if (!barriers.threads.load(std::memory_order_relaxed)) return;
@@ -79,7 +81,7 @@ inline void HeavyFenceProcesses() {
   errno = saved;
 }
 
-// The data path's side, given that the other side's is the heavy one.
+// The data path's side. Requires that the other side's fence is the heavy one.
 inline void LightFence() {
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }

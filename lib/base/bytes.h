@@ -5,8 +5,9 @@
 
 namespace rcsock::base {
 
-// A number of bytes: 64, 4K, 1M, 2G (of 1024; also in small letters).  False if
-// `text` is none, or too large.
+// Parses a number of bytes: 64, 4K, 1M, 2G. The units are powers of 1024, and
+// may be small letters. Returns false if `text` is no such number, or too
+// large.
 bool ParseBytes(const char* text, std::uint64_t* bytes);
 
 }  // namespace rcsock::base

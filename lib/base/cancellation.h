@@ -9,16 +9,16 @@
 
 namespace rcsock::base {
 
-// True once a thread has been cancelled, or has asked to be cancelled anywhere:
-// from then on the program's calls go through Cancellable().
+// True once a thread has been cancelled, or has asked to be cancelled anywhere.
+// From then on the program's calls go through Cancellable().
 //
-// Relaxed: a thread that is cancelled and does not see it yet sees it at one of
-// its next calls, and what sleeps looks for itself (lib/base/sleep.h).  The
-// thread that asks for its own sake sets it itself.
+// Relaxed: a cancelled thread that does not see it yet sees it at one of its
+// next calls, and a sleeper looks for itself (lib/base/sleep.h). A thread that
+// asks for its own cancellation sets it itself.
 extern constinit std::atomic<bool> cancels;
 
-// (Of a load of an atomic the compiler makes one instruction more, in each
-// call.)
+// For a load of an atomic the compiler would make one more instruction in each
+// call.
 [[gnu::always_inline]] inline bool Cancels() {
 #ifdef __x86_64__
   static_assert(sizeof cancels == 1);
@@ -32,18 +32,19 @@ yes:
 #endif
 }
 
-// `call()`, which the program has made, in a thread that may be cancelled:
+// Runs `call()`, which the program has made, in a thread that may be cancelled:
 //
-// - It is a cancellation point, if the call is one, although it may find at
-//   once what it is asked for, and then comes to none of libc's.
+// - If the call is a cancellation point, this function is a point, too. The
+//   call may find at once what it is asked for, and reach none of libc's
+//   points.
 // - A thread that may be cancelled anywhere (PTHREAD_CANCEL_ASYNCHRONOUS) would
-//   leave a latch locked.  Inside the call it is cancelled where others are,
-//   and when the call is over, if nothing else came of it.
+//   leave a latch locked. Inside the call it is cancelled where other threads
+//   are. Otherwise it is cancelled when the call is over.
 //
-// It must have nothing to unwind: before the type is set, and after, the thread
-// may be unwound from any instruction (see lib/base/sleep.cc).  So what a
-// handler leaves by a jump or an exception stays as it is in the call; a thread
-// that is cancelled late is better than one that leaves a latch.
+// The caller must have nothing to unwind. Before the type is set, and after,
+// the thread may be unwound from any instruction (lib/base/sleep.cc). So if a
+// handler leaves by a jump or an exception, the type stays as it is in the
+// call. A thread that is cancelled late is better than one that leaves a latch.
 template <bool kPoint, class Call>
 [[gnu::noinline, gnu::cold]] auto Cancellable(Call call) -> decltype(call()) {
   int type = PTHREAD_CANCEL_DEFERRED;

@@ -15,10 +15,11 @@ inline std::uint64_t NowNs() {
          static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// The time-stamp counter: for spin budgets, where a call would cost too much.
+// Reads the time-stamp counter: for spin budgets, where a call would cost too
+// much.
 inline std::uint64_t Ticks() { return __rdtsc(); }
 
-// Ticks per microsecond; measured once at start-up by InitClock().
+// Ticks per microsecond. InitClock measures them once, at start-up.
 extern std::uint64_t ticks_per_us;
 void InitClock();
 

@@ -13,7 +13,7 @@ bool IsCall(const Instruction& one) {
   return one.map == Map::kOne && one.opcode == 0xe8;
 }
 
-// Puts the same value into the register each time.
+// Returns true if the instruction puts a constant into the register.
 bool IsConstant(const Instruction& one, int number, std::int64_t* value) {
   if (one.map != Map::kOne) return false;
   const bool moves = one.opcode >= 0xb8 && one.opcode < 0xc0;
@@ -31,7 +31,7 @@ bool IsConstant(const Instruction& one, int number, std::int64_t* value) {
   return clears && !one.memory && one.rm == number && one.reg == number;
 }
 
-// The register whose value it copies into that one, or -1.
+// Returns the register that the instruction copies into `number`, or -1.
 int CopiesFrom(const Instruction& one, int number) {
   if (one.map != Map::kOne || one.memory) return -1;
   if (one.opcode == 0x89 && one.rm == number) return one.reg;
@@ -76,7 +76,7 @@ CodeFlow::Found CodeFlow::Follow(const std::uint8_t* code, std::size_t size,
   Found found = Found::kUnknown;
   for (std::size_t at = begin; at < size;) {
     Step step{at, {}};
-    // (Behind the target this only hides jumps back.)
+    // Behind the target this only hides jumps back.
     if (!Decode(code + at, size - at, &step.one)) break;
     const std::size_t next = at + step.one.length;
     if (at <= target && next > target) {
@@ -105,8 +105,8 @@ bool CodeFlow::Values(int number, std::vector<std::int64_t>* to) {
     const State state = states_[i];
     const bool named = Named(state.step);
     bool falls = FallsInto(state.step);
-    // No compiler keeps a value in such a register across a call: that one
-    // never returns.
+    // No compiler keeps a value in a caller-saved register across a call. So
+    // that call never returns.
     if (falls && named && state.number != 0 &&
         IsAnyCall(steps_[state.step - 1].one) &&
         MayWrite(steps_[state.step - 1].one, state.number)) {
@@ -117,7 +117,7 @@ bool CodeFlow::Values(int number, std::vector<std::int64_t>* to) {
          jump != jumps_.end() && jump->first == steps_[state.step].at; ++jump) {
       Visit(jump->second, state.number);
     }
-    // The caller's, or what a jump by a register brings.
+    // The value is the caller's, or comes by a jump through a register.
     if (state.step == 0 || (!falls && !named)) return false;
   }
   std::sort(to->begin(), to->end());
@@ -137,9 +137,9 @@ bool CodeFlow::Named(std::size_t step) const {
   return jump != jumps_.end() && jump->first == steps_[step].at;
 }
 
-// Whether the instruction before it in memory may be the one before it in time.
+// Returns true if the instruction before this step in memory may run before it.
 bool CodeFlow::FallsInto(std::size_t step) const {
-  // What fills the room behind a jump is no code.
+  // Filler behind a jump is no code.
   std::size_t before = step;
   while (before > 0 && IsFiller(steps_[before - 1].one)) {
     --before;
@@ -155,7 +155,7 @@ void CodeFlow::Visit(std::size_t step, int number) {
   }
 }
 
-// The register's value behind `step`.
+// Finds the register's value behind `step`.
 bool CodeFlow::Back(std::size_t step, int number,
                     std::vector<std::int64_t>* to) {
   const Instruction& one = steps_[step].one;

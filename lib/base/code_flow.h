@@ -15,18 +15,18 @@ class CodeFlow {
  public:
   enum class Found : std::uint8_t { kYes, kNo, kUnknown };
 
-  // Decodes `code` from `begin` on.  kYes: an instruction with the opcode 0f 05
-  // stands at `target`.  kNo: what stands there is part of another one.
-  // kUnknown: some bytes before it are no instruction.
+  // Decodes `code` from `begin` on. kYes: an instruction with the opcode 0f 05
+  // stands at `target`. kNo: `target` is inside another instruction. kUnknown:
+  // some bytes before `target` are no instruction.
   Found Follow(const std::uint8_t* code, std::size_t size, std::size_t begin,
                std::size_t target);
 
-  // What general register `number` may hold when the instruction at `target`
-  // runs.  False: it may hold what cannot be told.
+  // Adds to `to` what general register `number` may hold when the instruction
+  // at `target` runs. Returns false if some value cannot be told.
   bool Values(int number, std::vector<std::int64_t>* to);
 
-  // Whether what follows `target` looks like the end of a system call: a
-  // return, or a test of the result.
+  // Returns true if the code behind `target` looks like the end of a system
+  // call: a return, or a test of the result.
   bool ReturnsOrTests() const;
 
  private:
@@ -49,10 +49,10 @@ class CodeFlow {
   void Visit(std::size_t step, int number);
 
   std::vector<Step> steps_;
-  // Where a jump leads, and its step.
+  // Where a jump leads, and the step that jumps.
   std::vector<std::pair<std::size_t, std::size_t>> jumps_;
   std::vector<State> states_;
-  std::size_t target_ = 0;  // its step
+  std::size_t target_ = 0;  // the step at the target
 };
 
 }  // namespace rcsock::base

@@ -14,15 +14,15 @@ namespace {
 // `syscall` is 0f 05.
 constexpr std::uint8_t kFirst = 0x0f;
 constexpr std::uint8_t kSecond = 0x05;
-// So much is read at a time: it stays in the CPU's nearest caches.
+// The bytes read at a time: they stay in the CPU's nearest caches.
 constexpr std::size_t kPiece = 32 << 10;
 // A longer function is not followed from its beginning.
 constexpr std::uint64_t kLongest = 1 << 20;
-// Where no function is known, so many bytes before and behind are decoded, from
-// so many places.
+// If no function is known, this many bytes before and behind are decoded, from
+// this many places.
 constexpr std::size_t kAround = 96;
 constexpr std::size_t kVoters = 32;
-// So many entries of a table of unwinders are read at once.
+// This many entries of a table of unwinders are read at once.
 constexpr std::uint32_t kNear = 64;
 // No call has a larger number.
 constexpr std::int64_t kMostNumber = 4095;
@@ -75,7 +75,7 @@ class Finder {
   bool Run(std::uint64_t from, std::uint64_t to) {
     const auto piece = std::make_unique_for_overwrite<std::uint8_t[]>(kPiece);
     for (std::uint64_t at = from; at < to;) {
-      // (The two bytes may lie on both sides.)
+      // The two bytes may lie on both sides of a border of pieces.
       const std::size_t size = Room(at, kPiece);
       if (!bytes_->Read(at, piece.get(), size)) return false;
       EachPair(piece.get(), size, [&](std::size_t i) {
@@ -93,7 +93,7 @@ class Finder {
         std::min<std::uint64_t>(most, range_.end - at));
   }
 
-  // Reads what lies around.
+  // Reads the bytes around a place.
   bool Again(std::uint64_t at, std::size_t size) {
     const bool read = bytes_->Read(at, code_.data(), size);
     readable_ = readable_ && read;
@@ -125,7 +125,7 @@ class Finder {
   }
 
   // Code that is decoded from a wrong place falls into step after a few
-  // instructions: most of the places before must agree.
+  // instructions. So most of the places before must agree.
   void ByVote(std::uint64_t at) {
     const std::uint64_t from =
         std::max(range_.begin, at < kAround ? 0 : at - kAround);
@@ -146,7 +146,8 @@ class Finder {
     if (hits <= misses) return;
     flow_.Follow(code_.data(), size, best, target);
     values_.clear();
-    // What has no function must look like a call in all that is seen of it.
+    // An instruction without a function must look like a call in all that is
+    // seen.
     const bool looks =
         flow_.Values(kRax, &values_)
             ? std::all_of(values_.begin(), values_.end(), IsNumber)
@@ -155,7 +156,7 @@ class Finder {
     if (looks) Note(at);
   }
 
-  // flow_ is at that instruction.
+  // Requires that flow_ is at that instruction.
   void Note(std::uint64_t at) {
     values_.clear();
     if (!flow_.Values(kRax, &values_)) {

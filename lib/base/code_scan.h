@@ -7,11 +7,11 @@
 
 namespace rcsock::base {
 
-// Machine code that is looked at: memory of this process, or a file.
+// Machine code to scan: memory of this process, or a file.
 class CodeBytes {
  public:
   virtual ~CodeBytes() = default;
-  // False where not all of [address, address + size) can be read.
+  // Returns false if not all of [address, address + size) can be read.
   virtual bool Read(std::uint64_t address, void* to, std::size_t size) = 0;
 };
 
@@ -25,10 +25,11 @@ class FrameTable {
   };
   // No functions are known.
   FrameTable() = default;
-  // `at`: of .eh_frame_hdr.
+  // `at`: the address of .eh_frame_hdr.
   FrameTable(CodeBytes* bytes, std::uint64_t at);
   bool Find(std::uint64_t address, Function* to) const;
-  // False: it is far from all functions that are known, where constants lie.
+  // Returns false for an address far from all known functions, where constants
+  // lie.
   bool MayBeCode(std::uint64_t address) const;
 
  private:
@@ -48,7 +49,7 @@ struct SystemCall {
   static constexpr int kAny = -1;
   std::uint64_t address = 0;
   int number = kAny;
-  // What ioctl and fcntl are asked for: their second argument.
+  // The second argument of ioctl and fcntl.
   std::int64_t request = kAny;
 };
 
@@ -57,13 +58,13 @@ struct CodeRange {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   FrameTable functions;
-  // It may change, and nothing tells its functions: a number must be seen for
-  // an instruction to count.
+  // The code may change, and no table tells its functions. An instruction
+  // counts only if its number is seen.
   bool loose = false;
 };
 
 // Finds the `syscall` instructions of `range` that begin in [from, to), and
-// what numbers they have.  False: not all of it can be read.
+// their numbers. Returns false if a part of the range cannot be read.
 bool FindSystemCalls(CodeBytes* bytes, const CodeRange& range,
                      std::uint64_t from, std::uint64_t to,
                      std::vector<SystemCall>* found);

@@ -18,9 +18,9 @@ namespace {
 
 RCSOCK_START_DATA Config config;
 
-// A number of the environment, from `least` to `most`; what is none leaves
-// `fallback` and is reported.  (strtoull alone takes spaces, signs and what
-// does not fit.)
+// Reads a number of the environment, from `least` to `most`. If it is no such
+// number, returns `fallback` and reports it. strtoull alone would take spaces,
+// signs and numbers that do not fit.
 [[gnu::cold]] std::uint64_t Number(const char* name, std::uint64_t fallback,
                                    std::uint64_t most,
                                    std::uint64_t least = 0) {
@@ -42,7 +42,7 @@ RCSOCK_START_DATA Config config;
 }
 constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
 
-// The same with K, M or G behind it.
+// As Number, with K, M or G behind the number.
 [[gnu::cold]] std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
   const char* text = Env(name);
   if (text == nullptr || *text == '\0') return fallback;
@@ -52,11 +52,11 @@ constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
   return fallback;
 }
 
-// Now, and not when the first stream needs it: a daemon may change its user,
-// its directory or its root.  Whoever asks for a key and has none gets no RDMA,
-// for a lane that anybody could open is not what was asked for.
+// Reads the key now, before the first stream needs it: a daemon may change its
+// user, its directory or its root. If a key is asked for and cannot be read,
+// there is no RDMA: a lane that anybody could open is not what was asked for.
 void ReadKey(const char* path) {
-  // A pipe that nobody writes must not keep the program from starting.
+  // A pipe that no process writes must not keep the program from starting.
   const long fd =
       ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   std::size_t size = 0;
@@ -98,14 +98,15 @@ void ReadPeers(const char* text) {
   }
 }
 
-// A list with commas.  The lanes of a process whose list can't be read might
-// use a device that it was to leave alone: it gets none.
+// Reads a list with commas. If the list can't be read, the process gets no RDMA
+// lanes: they might use a device that it was to leave alone.
 void ReadDevices(const char* text) {
   char list[kDeviceBytes];
   const std::size_t length = std::strlen(text);
   if (length < sizeof list) {
     for (std::size_t i = 0; i < length; ++i) {
-      // In rules '+' stands between devices; here it is no part of a name.
+      // In rules '+' stands between devices; in this list it is no part of a
+      // name.
       list[i] = text[i] == ',' ? '+' : text[i] == '+' ? ',' : text[i];
     }
     config.devices = AddDevices(list, list + length, &config.rules);
@@ -151,7 +152,7 @@ void ReadRings(const char* text) {
   }
 }
 
-// The names of this program: of its file, and what a script is called.
+// Reads the names of this program: its file's, and what a script is called.
 void ReadNames(char* program, char* comm, std::size_t size) {
   program[0] = comm[0] = '\0';
   long n = ::syscall(SYS_readlink, "/proc/self/exe", program, size - 1);
@@ -166,8 +167,9 @@ void ReadNames(char* program, char* comm, std::size_t size) {
   comm[n > 0 ? n - 1 : 0] = '\0';  // without its line feed
 }
 
-// Who may run on two CPUs has them, and one call tells; libc reads files.  (Who
-// may run on one is asked about the others: a peer may run there.)
+// A process that may run on two CPUs has them, and one call tells; libc reads
+// files. If the process may run on one CPU only, the others count: a peer may
+// run there.
 [[gnu::cold]] bool OneCpu() {
   std::uint64_t may[128];  // 8192 CPUs; with more the kernel refuses
   const long n = ::syscall(SYS_sched_getaffinity, 0, sizeof may, may);
@@ -201,14 +203,15 @@ const Config& GetConfig() { return config; }
 
 [[gnu::cold]] void LoadConfig() {
   config = Config{};
-  InitLog(0);  // knows stderr, should the level be no number
+  InitLog(0);  // finds stderr, should the level be no number
   if (MorePrivilegedThanCaller()) {
-    // Whoever has started it does not say what it does with its rights.
+    // A caller with fewer rights must not say what the program does with its
+    // own.
     config.enabled = config.shm = config.rdma = false;
     config.terms = {false, false, config.promote_ops, config.promote_bytes};
     return;
   }
-  // (Before anything is said.)
+  // Before the first line is logged.
   OpenLogFile(Env("RCSOCK_LOG_FILE"));
   log_level = static_cast<int>(Number("RCSOCK_LOG", 0, 9));
   if (const char* lanes = Env("RCSOCK_LANES")) {
@@ -242,7 +245,7 @@ const Config& GetConfig() { return config; }
     if (*path != '\0') ReadKey(path);
   }
   if (Given("RCSOCK_PEERS")) ReadPeers(Env("RCSOCK_PEERS"));
-  // With one CPU whoever is waited for cannot run during the spin.
+  // With one CPU the awaited thread cannot run during the spin.
   if (OneCpu()) config.spin_us = 0;
   if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
   ReadFabric();

@@ -8,10 +8,10 @@
 
 namespace rcsock::base {
 
-// The smallest bound for a ring: what an idle rdma lane has.
+// The smallest bound for a ring: the ring of an idle rdma lane.
 constexpr std::uint64_t kLeastMaxRing = 16 * 1024;
 
-// And the shortest cluster key.
+// The shortest cluster key.
 constexpr std::uint32_t kLeastKey = 32;
 
 // All variables that LoadConfig reads.
@@ -32,56 +32,58 @@ enum class InPlace : std::uint8_t {
   kAlways,  // on any device that can, from the least length on
 };
 
-// What the environment asks for.  Read once, before the first interposed call.
+// What the environment asks for. Read once, before the first interposed call.
 struct Config {
   bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off
   bool shm = true;      // RCSOCK_LANES=auto|shm
   bool rdma = true;     // RCSOCK_LANES=auto|rdma
   // RCSOCK_RDMA_PORT: the one RDMA port of a host where a port of the
-  // application must not be bound (iWARP), or can't be (below 1024).
+  // application must not be bound (iWARP), or cannot be bound (below 1024).
   std::uint16_t rdma_port = 18591;
-  // RCSOCK_KEY_FILE: what it contains; 0 bytes: no cluster key.
+  // RCSOCK_KEY_FILE: the file's bytes; 0 bytes: no cluster key.
   std::uint8_t key[4096] = {};
   std::uint32_t key_size = 0;
-  // RCSOCK_MAX_QPS: streams of this process on rdma lanes at one time.  A
-  // card's cache holds a few hundred queue pairs; past it every one is slower.
+  // RCSOCK_MAX_QPS: the most streams of this process on rdma lanes. A card's
+  // cache holds a few hundred queue pairs; past that every queue pair is
+  // slower.
   std::uint32_t max_qps = 512;
   // RCSOCK_MAX_PINNED: bytes that the rings of rdma lanes may take together; 0:
   // what RLIMIT_MEMLOCK allows.
   std::uint64_t max_pinned = 0;
-  // RCSOCK_MAX_SHARED: most bytes of rings in shared memory that streams get
-  // new ones with; 0: a quarter of what the process may have of memory.
+  // RCSOCK_MAX_SHARED: above this many bytes of rings in shared memory no
+  // stream gets new ones; 0: a quarter of the memory that the process may have.
   std::uint64_t max_shared = 0;
   // RCSOCK_MAX_RING: bytes that a ring of a lane may have, rounded down to a
-  // power of two; 0: what each lane finds right.  The smaller of both ends'.
+  // power of two; 0: what each lane finds right. The smaller of both ends'
+  // counts.
   std::uint64_t max_ring = 0;
   // RCSOCK_IO_URING=lane: rcsock carries out the requests of io_uring on
-  // streams.  By default such streams go to TCP.
+  // streams. By default such streams go to TCP.
   bool carry_rings = false;
   // RCSOCK_RECV_IN_PLACE: off, auto or always.
   InPlace in_place = InPlace::kAuto;
-  // RCSOCK_PEERS: users, beside our own, with whose processes shared memory may
-  // be used (uids, with commas between).
+  // RCSOCK_PEERS: other users with whose processes shared memory may be used
+  // (uids, with commas between).
   static constexpr int kMostPeers = 16;
   std::uint32_t peers[kMostPeers] = {};
   int peer_count = 0;
-  // RCSOCK_STATS=FILE, %p is the pid; empty: none.
+  // RCSOCK_STATS=FILE, where %p is the pid; empty: no file.
   char stats[kLongestPath + 1] = {};
   std::uint32_t spin_us =
       100;  // RCSOCK_SPIN_US: the longest spin before a sleep
   std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes
   std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
+  // Set for the RDMA lanes of all streams, whatever the rules say:
   // RCSOCK_ACK_TIMEOUT_MS, RCSOCK_ACK_RETRIES (0: not given),
   // RCSOCK_TRAFFIC_CLASS (-1: not given), RCSOCK_DEVICES (where in the rules'
-  // lists; 0: not given): for the RDMA lanes of all streams, whatever rules
-  // say.  FabricFor has the result.
+  // lists; 0: not given). FabricFor has the result.
   std::uint16_t ack_ms = 0;
   std::uint8_t retries = 0;
   std::int16_t traffic_class = -1;
   std::uint16_t devices = 0;
-  // What holds where no rule says otherwise: the above.
+  // The fields above, as terms: they hold where no rule says otherwise.
   Terms terms;
-  // The environment says it, so no rule does.
+  // The environment sets it, so no rule does.
   bool lanes_given = false;
   bool promote_given = false;
   // RCSOCK_KEY_FILE can't be read, or RCSOCK_DEVICES is malformed.

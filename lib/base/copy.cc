@@ -23,7 +23,7 @@ void Lines(std::byte* to, const std::byte* from, std::size_t n, Store store) {
     const __m128i b = _mm_loadu_si128(in + 1);
     const __m128i c = _mm_loadu_si128(in + 2);
     const __m128i d = _mm_loadu_si128(in + 3);
-    // One behind the other: a line that is streamed leaves the core as a whole.
+    // The stores follow each other: a streamed line leaves the core as a whole.
     store(out, a);
     store(out + 1, b);
     store(out + 2, c);
@@ -42,7 +42,7 @@ void LoopCopy(std::byte* to, const std::byte* from, std::size_t n) {
 void StreamCopy(std::byte* to, const std::byte* from, std::size_t n) {
   Lines(to, from, n,
         [](__m128i* at, __m128i value) { _mm_stream_si128(at, value); });
-  // They are in no order with other stores, not even on x86.
+  // Streaming stores are in no order with other stores, not even on x86.
   _mm_sfence();
 }
 

@@ -5,18 +5,18 @@
 
 namespace rcsock::base {
 
-// A stretch in which this thread runs no signal handler of the application:
-// one that interrupted the holder of a latch could come back for it, or jump
-// away with it.  What puts the handlers off lies above; until it says how,
-// there is nothing to put off.
+// A scope in which this thread runs no signal handler of the application. A
+// handler that interrupted the holder of a latch could call back for it, or
+// jump away with it. A room above sets the hooks that put handlers off. Until
+// then a Critical does nothing.
 struct CriticalHooks {
   void (*enter)();
   void (*leave)();  // may run what has been put off
-  // Whether the caller runs in a signal handler.
+  // Returns true if the caller runs in a signal handler.
   bool (*in_handler)();
 };
-// Set once.  (Another thread may be inside by then: an earlier library's
-// constructor has made it, say.)
+// Set once. Another thread may be in a Critical by then: an earlier library's
+// constructor may have started it.
 inline constinit std::atomic<const CriticalHooks*> critical_hooks{nullptr};
 
 inline bool InHandler() {
@@ -36,7 +36,7 @@ class Critical {
   Critical& operator=(const Critical&) = delete;
 
  private:
-  // Those it has entered by, or none.
+  // The hooks that the constructor called, or null.
   const CriticalHooks* const hooks_;
 };
 

@@ -8,12 +8,12 @@
 #include <initializer_list>
 
 // RC_DCHECK(condition) ends the process where an invariant does not hold
-// (docs/invariants.md).  It says which, by a plain system call: no latch, no
-// memory.
+// (docs/invariants.md). It names the condition by a plain system call: no
+// latch, no memory.
 //
-// It is there unless NDEBUG is defined: in a plain build, in those of the
-// sanitizers, and with --config=checked; not in what is installed (-c opt).
-// There the condition is compiled and never computed.
+// It is on unless NDEBUG is defined: in a plain build, in those of the
+// sanitizers, and with --config=checked. What is installed (-c opt) compiles
+// the condition and never computes it.
 #if !defined(NDEBUG) || defined(RCSOCK_DCHECK)
 #define RC_DCHECK_IS_ON 1
 #else

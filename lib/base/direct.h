@@ -1,10 +1,10 @@
 #ifndef RCSOCK_LIB_BASE_DIRECT_H_
 #define RCSOCK_LIB_BASE_DIRECT_H_
 
-// The blocking calls of streams on TCP, without libc where that is the same
-// (lib/base/alone.h): rcsock::direct::recv(...) is real::recv(...), with as few
-// instructions as there can be.  What libc would do is one system call of the
-// same number, so filters and tracers see no difference.
+// The blocking calls of streams on TCP, without libc where that changes nothing
+// (lib/base/alone.h). rcsock::direct::recv(...) is real::recv(...), with as few
+// instructions as possible. libc would make one system call of that number, so
+// filters and tracers see no difference.
 
 #include <sys/syscall.h>
 
@@ -16,8 +16,8 @@
 
 namespace rcsock::direct {
 
-// The next definitions of them all are libc's: no other library would miss its
-// calls.
+// Returns true if the next definitions of all these calls are libc's. Then no
+// other library misses its calls.
 bool AllOfLibc();
 
 [[gnu::noinline, gnu::cold]] long Failed(long result);
@@ -27,9 +27,9 @@ inline long Word(const void* address) {
   return reinterpret_cast<long>(address);
 }
 
-// Not inlined, nor known to throw nothing: a handler may leave by pthread_exit
-// or an exception, and who has something to unwind needs a call here, whose
-// landing pad the unwinder finds.
+// Not inlined, nor known to throw nothing. A handler may leave by pthread_exit
+// or an exception. A caller that has something to unwind needs a call here,
+// whose landing pad the unwinder finds.
 template <long number, class... A>
 [[gnu::noipa]] long Call(A... arguments) {
   static_assert(sizeof...(A) <= 6);
@@ -38,7 +38,7 @@ template <long number, class... A>
   register long r8 asm("r8") = a[4];
   register long r9 asm("r9") = a[5];
   long result = number;
-  // (What is not an argument is not loaded.)
+  // Registers without an argument are not loaded.
   if constexpr (sizeof...(A) <= 3) {
     asm volatile("syscall"
                  : "+a"(result)

@@ -130,7 +130,7 @@ bool ElfFile::Open(const char* path) {
 
 bool ElfFile::Read(std::uint64_t address, void* to, std::size_t size) {
   for (const Segment& one : loads_) {
-    // (The headers lie before the first segment's own bytes, in its page.)
+    // The headers lie before the first segment's own bytes, in its page.
     const std::uint64_t slack = one.offset < 4096 ? one.offset : 0;
     const std::uint64_t begin = one.begin - slack;
     if (address < begin || address - begin > one.size + slack ||

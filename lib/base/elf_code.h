@@ -14,23 +14,24 @@ struct ElfCode {
   std::vector<CodeRange> segments;
   std::uint64_t end = 0;  // of all that is loaded
   FrameTable functions;
-  // The note that linkers make, as it stands there; empty: none.
+  // The note that linkers make, as it stands there. Empty: none.
   std::string build_id;
 };
 
-// Reads them; `at` is where the first byte of the file lies.  False: they are
-// none of this processor's.
+// Reads the headers; `at` is where the first byte of the file lies. Returns
+// false if they are no headers for this processor.
 bool ReadElfCode(CodeBytes* bytes, std::uint64_t at, ElfCode* to);
 
-// A file as it would be loaded at address 0, or where it wants to be.
+// A file as it would be loaded: at address 0, or at the address that it asks
+// for.
 class ElfFile : public CodeBytes {
  public:
   ~ElfFile() override;
-  // False: it cannot be read, or is none.
+  // Returns false if the file cannot be read, or is no such file.
   bool Open(const char* path);
   bool Read(std::uint64_t address, void* to, std::size_t size) override;
   const ElfCode& code() const { return code_; }
-  // The names of the libraries that it asks the loader for.
+  // Returns the names of the libraries that the file needs.
   std::vector<std::string> Needed();
 
  private:

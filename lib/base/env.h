@@ -7,13 +7,13 @@
 
 namespace rcsock::base {
 
-// Whether the program has more rights than whoever started it: set-uid, set-gid
-// or with capabilities of its file.
+// Returns true if the program has more rights than its caller: by set-uid,
+// set-gid or the capabilities of its file.
 inline bool MorePrivilegedThanCaller() { return ::getauxval(AT_SECURE) != 0; }
 
-// A variable of the environment; null: there is none, or it is that of a caller
-// with fewer rights.  Nothing in lib and preload reads the environment another
-// way (tests/posix/privilege_test).
+// Returns a variable of the environment. Null: there is none, or a caller with
+// fewer rights has set the environment. lib and preload read the environment in
+// no other way (tests/posix/privilege_test).
 inline const char* Env(const char* name) { return ::secure_getenv(name); }
 
 }  // namespace rcsock::base

@@ -30,16 +30,17 @@
 namespace rcsock::base {
 namespace {
 
-// Threads that may wait in a close at one time.
+// The most threads that wait in a close at one time.
 constexpr int kMostThreads = 4;
-// Numbers that wait for a thread.  One more stays open for good.
+// The most numbers that wait for a thread. A further number stays open for
+// good.
 constexpr int kMostWaiting = 1024;
-// From so many on no more files are taken from strangers.
+// With this many, no more files are taken from strangers.
 constexpr int kPileUp = 64;
 
 constinit Latch latch;
 constinit std::array<int, kMostWaiting> waiting RC_GUARDED_BY(latch){};
-// Written with the latch.
+// Written with the latch held.
 constinit std::atomic<int> waiting_count{0};
 constinit std::atomic<int> threads{0};
 
@@ -59,7 +60,7 @@ void* CloseAll(void*) {
   return nullptr;
 }
 
-// False: the kernel has no such option.
+// Returns false if the kernel has no such option.
 bool PassFiles(int fd, int on) {
   const int saved = errno;
   const bool done = !pretend_not.load(std::memory_order_relaxed) &&
@@ -81,7 +82,7 @@ void CloseElsewhere(int fd) {
     ++threads;
   }
   const InternalScope internal;
-  // A signal is for the application's threads.
+  // Signals are for the application's threads.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -89,7 +90,7 @@ void CloseElsewhere(int fd) {
   const int error = StartHelper(&CloseAll, nullptr);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error != 0) {
-    // The next one tries again.
+    // The next close starts a thread again.
     LatchGuard lock(latch);
     --threads;
   }
@@ -126,8 +127,8 @@ bool ForeignFd::Harmless() const {
   char target[64];
   const long length = ::syscall(SYS_readlink, path, target, sizeof target);
   if (length < 0) {
-    // No /proc.  What has no type is none of a file system's.  (By what the
-    // kernel has at hand: a file system could take its time.)
+    // No /proc. A file without a type belongs to no file system. The answer is
+    // what the kernel has at hand: a file system could take its time.
     struct statx found {};
     return ::syscall(SYS_statx, fd_, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
                      STATX_TYPE, &found) == 0 &&
@@ -146,7 +147,7 @@ void ForeignFd::Hide() {
 }
 
 void PeerSocket::RefuseFiles() {
-  // (What has come before is still there.)
+  // Files that have come before are still there.
   empty_ = PassFiles(fd_.get(), 0);
 }
 
@@ -177,7 +178,7 @@ void PeerSocket::reset() {
   if (std::exchange(empty_, false)) {
     fd_.reset();
   } else {
-    // Nobody is to wait for an answer meanwhile.
+    // No peer is to wait for an answer meanwhile.
     ::syscall(SYS_shutdown, fd_.get(), SHUT_RDWR);
     CloseElsewhere(fd_.release());
   }

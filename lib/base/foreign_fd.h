@@ -7,25 +7,25 @@
 
 namespace rcsock::base {
 
-// A close may wait: the last one of a TCP socket that lingers for its peer, any
-// one of a file of FUSE or NFS for a daemon or a server.  Whoever made the file
-// says for how long.  So nothing that others wait for (the conductor, whoever
-// holds a latch) closes a file that somebody else has made, before it is known
-// to be harmless.
+// A close may wait: the last close of a TCP socket that lingers for its peer;
+// any close of a file of FUSE or NFS, for a daemon or a server. The file's
+// maker decides how long. Other threads wait for the conductor, and for the
+// holder of a latch. So these close another process's file only when it is
+// known to be harmless.
 
-// Closes the number in a thread that nobody waits for.  While such closes take
-// their time, the numbers stay open; a bounded number of threads waits.
+// Closes the number in a thread that no other waits for. Numbers stay open
+// while such closes wait; the number of waiting threads is bounded.
 void CloseElsewhere(int fd);
-// More closes wait than there are threads for them: take no more files from
+// Returns true if many closes wait for a thread: take no more files from
 // strangers.
 bool ClosesPileUp();
-// Waits until those threads have ended, but not for long.
+// Waits until those threads have ended, 0.1 s at most.
 void AwaitCloses();
-// Around fork.  The child closes what was left to do with its own next one.
+// Around fork. The child's next close also makes the closes that were left.
 void ForeignFdForkLock();
 void ForeignFdForkUnlock(bool child);
 
-// A file that somebody else has made.
+// A file that another process has made.
 class ForeignFd {
  public:
   ForeignFd() = default;
@@ -45,21 +45,22 @@ class ForeignFd {
     const int old = std::exchange(fd_, fd);
     if (old >= 0) CloseElsewhere(old);
   }
-  // No close of it waits: memory, an eventfd, or one that was opened by O_PATH.
+  // Returns true if no close of the file waits: it is memory, an eventfd, or
+  // opened by O_PATH.
   bool Harmless() const;
-  // For one that is harmless; it is none any more.
+  // Gives the harmless file away, and holds none any more.
   UniqueFd Vouch() { return UniqueFd(std::exchange(fd_, -1)); }
-  // Out of the application's way: a harmless one goes to the top of the range,
-  // any other keeps its number (to move it is to close that).
+  // Takes the number out of the application's way. A harmless file goes to the
+  // top of the range. Any other keeps its number, since a move is a close.
   void Hide();
 
  private:
   int fd_ = -1;
 };
 
-// A socket of ours in whose queue others put files: an AF_UNIX listener (the
-// queues of those who have not been accepted), or a connection.  To close it is
-// to close them.
+// A socket of ours in whose queue others put files: a connection, or an AF_UNIX
+// listener with the queues of connections that nobody has accepted. To close
+// the socket is to close these files.
 class PeerSocket {
  public:
   PeerSocket() = default;
@@ -79,11 +80,11 @@ class PeerSocket {
   int get() const { return fd_.get(); }
   bool ok() const { return fd_.ok(); }
   void reset();
-  // From now on the kernel refuses the descriptors that others send here
-  // (SO_PASSRIGHTS, Linux 6.16); what is accepted here refuses them too.
+  // From now on the kernel refuses the descriptors that others send to this
+  // socket (SO_PASSRIGHTS, Linux 6.16), and to what it accepts.
   void RefuseFiles();
   void TakeFiles();
-  // One that was accepted at `listener`, which refuses files.
+  // For a socket that was accepted at `listener`, which refuses files.
   void Inherit(const PeerSocket& listener);
 
  private:
@@ -91,7 +92,7 @@ class PeerSocket {
   bool empty_ = false;  // no file can be in its queue
 };
 
-// Tests: as a kernel without SO_PASSRIGHTS.
+// For tests: behaves as on a kernel without SO_PASSRIGHTS.
 void PretendFilesCannotBeRefused(bool pretend);
 
 }  // namespace rcsock::base

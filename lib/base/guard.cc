@@ -13,7 +13,7 @@ thread_local constinit bool tls_fault = false;
 
 namespace {
 
-// Distances from where they stand: nothing of it need be relocated.
+// Distances from the fields themselves: so the table needs no relocation.
 struct Entry {
   std::int32_t instruction;
   std::int32_t fixup;
@@ -27,7 +27,7 @@ std::uintptr_t From(const std::int32_t& distance) {
 
 }  // namespace
 
-// (The linker's, of a section with such a name.)
+// The linker defines these two, from the section's name.
 extern "C" {
 [[gnu::visibility("hidden")]] extern const Entry __start_rcsock_guards[];
 [[gnu::visibility("hidden")]] extern const Entry __stop_rcsock_guards[];

@@ -5,16 +5,17 @@
 #include <cstdint>
 #include <cstring>
 
-// Accesses to memory that the program has named, which may not be there: the
-// kernel's copy_from_user and copy_to_user say so, and end nobody.
+// Accesses to memory that the program has named, and that may not be there. As
+// with the kernel's copy_from_user and copy_to_user, a fault is a result, and
+// ends no process.
 //
 // As in the kernel, each instruction that may fault has an entry in a table,
-// which says where to go on if it does; the handler of SIGSEGV and SIGBUS
-// (lib/posix/signals.cc) looks there and nowhere else, so that any other fault
-// is what it always was.  What does not fault costs no instruction for that.
+// which says where to go on. The handler of SIGSEGV and SIGBUS
+// (lib/posix/signals.cc) looks there and nowhere else, so any other fault is
+// what it always was. An access that does not fault costs no extra instruction.
 //
-// What is long is copied by memcpy: before that a byte of each page is tried.
-// (A page that another thread takes away in between ends the program.)
+// Long pieces are copied by memcpy. A byte of each page is tried before that.
+// If another thread takes a page away in between, the program ends.
 //
 // Sanitizers have handlers of their own, and do not see what assembly does.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -25,11 +26,11 @@
 
 namespace rcsock::base {
 
-// Of a ucontext_t: true if the instruction is one of the table's, and is left.
-// Safe in a signal handler.
+// Takes a ucontext_t. Returns true if the instruction is in the table, and
+// makes the context leave it. Safe in a signal handler.
 bool FixFault(void* context);
 
-// What has moved nothing says by this that it is for a fault.
+// A call that has moved nothing says by this that a fault is the reason.
 extern thread_local constinit bool tls_fault
     __attribute__((tls_model("initial-exec")));
 inline bool TakeFault() {
@@ -40,11 +41,12 @@ inline bool TakeFault() {
 
 #if RCSOCK_GUARDS
 
-// (Volatile: the compiler would leave out one with a result that nobody wants,
-// and its fault with it.)
+// Each asm below is volatile. Otherwise the compiler would leave out an access
+// with an unused result, and its fault too.
 //
-// The entry of the instruction at this local label: it, and the label `fault`.
-// (In the group, if any, of the function that it is compiled into.)
+// RCSOCK_GUARD makes the table's entry for the instruction at this local label:
+// the instruction, and the label `fault`. The entry is in the group, if any, of
+// the function that it is compiled into.
 #define RCSOCK_GUARD(label)                       \
   ".pushsection rcsock_guards,\"a?\",@progbits\n" \
   ".long " #label                                 \
@@ -83,22 +85,23 @@ fault:
 fault:
   return false;
 }
-// Of more than a page.
+// For more than a page.
 [[gnu::cold]] bool ReadablePages(const void* at, std::size_t n);
 [[gnu::cold]] bool PutPages(void* to, const void* from, std::size_t n);
 
-// Whether the `n` > 0 bytes can be read.
+// Returns true if the `n` > 0 bytes can be read.
 [[gnu::always_inline]] inline bool Readable(const void* at, std::size_t n) {
   return ReadableEnds(at, n) && (n <= kGuardPage || ReadablePages(at, n));
 }
-// Whether the `n` > 0 bytes can be written, some of which are, as memcpy would.
+// Returns true if the `n` > 0 bytes can be written. It writes some of them, as
+// memcpy would.
 [[gnu::always_inline]] inline bool Writable(void* to, const void* from,
                                             std::size_t n) {
   return PutEnds(to, from, n) && (n <= kGuardPage || PutPages(to, from, n));
 }
 
-// *to = *from, and the other way round, of a word: the instruction that there
-// would be anyway.
+// *to = *from of a word, or *to = value, by the instruction that there would be
+// anyway. Returns false at a fault.
 template <class T>
 [[gnu::always_inline]] inline bool TryLoad(const T* from, T* to) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
@@ -126,7 +129,7 @@ fault:
   return false;
 }
 
-// The two of an epoll_event, which is packed.
+// Stores the two fields of an epoll_event, which is packed.
 [[gnu::always_inline]] inline bool TryTell(void* to, std::uint32_t events,
                                            std::uint64_t data) {
   asm volatile goto(
@@ -142,8 +145,8 @@ fault:
   return false;
 }
 
-// memcpy of at most 128 bytes, in line; false: a fault, and some of them may
-// have been copied.
+// memcpy of at most 128 bytes, in line. Returns false at a fault; some bytes
+// may have been copied.
 [[gnu::always_inline]] inline bool TrySmall(void* to, const void* from,
                                             std::size_t n) {
   if (n < 16) {
@@ -198,8 +201,8 @@ fault:
         : "xmm0", "xmm1", "memory"
         : fault);
   } else {
-    // (All of it lies on two pages, and all that is on the first one has been
-    // touched by the first access, and on the last one by the last.)
+    // All bytes lie on two pages. The first access touches all of the first
+    // page that is used, and the last access all of the last page.
     asm volatile goto(
         "1: movdqu (%[from]), %%xmm0\n"
         "2: movdqu 16(%[from]), %%xmm1\n"
@@ -258,8 +261,8 @@ inline bool TrySmall(void* to, const void* from, std::size_t n) {
 
 #endif
 
-// memcpy to, or from, memory that the program has named.  False: a fault, and
-// some of it may have been copied.
+// memcpy to, or from, memory that the program has named. Returns false at a
+// fault; some bytes may have been copied.
 inline bool TryPut(void* to, const void* from, std::size_t n) {
   if (n == 0) return true;
   if (!Writable(to, from, n)) return false;

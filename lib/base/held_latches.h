@@ -8,9 +8,9 @@
 
 namespace rcsock::base {
 
-// The order in which a thread takes latches, if it takes several of these
-// (I-LATCH-2).  Latches without a rank are taken last, or alone, and by nobody
-// who then takes one with a rank.  uring::held_latch alone comes before all.
+// The order in which a thread takes latches, if it takes several with a rank
+// (I-LATCH-2). A thread takes a latch without a rank last or alone, and then
+// none with a rank. Only uring::held_latch comes before all.
 enum class LatchRank : std::uint8_t {
   kNone,
   kWait,      // EpollSet::wait_latch_
@@ -27,7 +27,7 @@ struct HeldLatches {
   static constexpr int kRanks = 6;
   std::uint8_t of[kRanks] = {};
 
-  // None of this rank, or behind it in the order, is held.
+  // Returns true if no latch of rank `from`, or of a later rank, is held.
   bool None(LatchRank from) const {
     for (int i = static_cast<int>(from); i < kRanks; ++i) {
       if (of[i] != 0) return false;
@@ -37,8 +37,8 @@ struct HeldLatches {
 };
 inline thread_local constinit HeldLatches tls_held_latches
     __attribute__((tls_model("initial-exec")));
-// Two threads have one's variables (clone() without CLONE_SETTLS): what they
-// hold is not known any more.
+// Cleared when two threads share thread-local variables (clone() without
+// CLONE_SETTLS): what they hold is not known any more.
 inline constinit std::atomic<bool> held_latches_known{true};
 
 inline bool KnowsHeldLatches() {
@@ -47,7 +47,8 @@ inline bool KnowsHeldLatches() {
 
 #endif
 
-// No latch with a rank is held by this thread: it may sleep (I-LATCH-3).
+// Asserts that this thread holds no latch with a rank, and so may sleep
+// (I-LATCH-3).
 inline void CheckMaySleep() {
 #if RC_DCHECK_IS_ON
   RC_DCHECK(!KnowsHeldLatches() || tls_held_latches.None(LatchRank::kWait));

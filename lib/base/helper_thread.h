@@ -8,12 +8,12 @@
 
 namespace rcsock::base {
 
-// Starts a thread for calls that may block in the kernel; detached.  It
-// inherits the conductor's signal mask: signals are the application's.  0 or an
-// errno.
+// Starts a detached thread for calls that may block in the kernel. The thread
+// inherits the caller's signal mask: signals are the application's. Returns 0
+// or an errno.
 inline int StartHelper(void* (*body)(void*), void* argument) {
-  // The thread makes a call or two; what the program has as thread-local memory
-  // is taken from it too.
+  // The thread makes a call or two. The program's thread-local memory is taken
+  // from its stack too.
   constexpr std::size_t kStackSize = 256 << 10;
   pthread_attr_t attributes;
   if (::pthread_attr_init(&attributes) != 0) return EAGAIN;

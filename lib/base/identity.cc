@@ -16,7 +16,7 @@ namespace {
 constinit std::atomic<bool> all_mapped{false};
 constinit std::atomic<uid_t> overflow{65534};
 
-// The beginning of a file of /proc; false: there is none.
+// Reads the beginning of a file of /proc. Returns false if there is none.
 template <std::size_t size>
 bool ReadText(const char* path, char (&text)[size]) {
   const UniqueFd file(OpenHigh([path] {
@@ -35,12 +35,12 @@ void ReadUidMap() {
   unsigned long first = 1;
   unsigned long there = 1;
   unsigned long count = 0;
-  // One line for all of them, each with its own number.
+  // A single line that maps each user to its own number.
   constexpr unsigned long kAll = 0xffffffff;
   all_mapped = ReadText("/proc/thread-self/uid_map", text) &&
                std::sscanf(text, "%lu %lu %lu", &first, &there, &count) == 3 &&
                first == 0 && count == kAll;
-  // (Then nobody goes by that name.)
+  // Every user has a number, so overflowuid names one user.
   if (all_mapped) return;
   if (ReadText("/proc/sys/kernel/overflowuid", text)) {
     overflow = static_cast<uid_t>(std::strtoul(text, nullptr, 10));

@@ -5,20 +5,20 @@
 
 namespace rcsock::base {
 
-// No user: of whom nothing is trusted.
+// No user. Nothing is trusted that has this uid.
 constexpr uid_t kNoUid = static_cast<uid_t>(-1);
 
-// The user that this thread works for; kNoUid where its real, effective and
-// saved uid differ: it is another user's for a moment, or may become one.
+// Returns the user that this thread works for. Returns kNoUid if its real,
+// effective and saved uid differ: it acts for another user, or may do so.
 uid_t OwnUid();
 
-// A uid that the kernel has named, or kNoUid.  In a user namespace the kernel
-// names all users that have no number there by one and the same (overflowuid,
-// 65534).  So where some have none, nobody is that user.
+// Returns a uid that the kernel has named, or kNoUid. In a user namespace the
+// kernel names all users without a number there by one uid (overflowuid,
+// 65534). So where some users have no number, that uid stands for no user.
 uid_t Known(uid_t uid);
 
-// Reads which users have a number here: before the two above, and again when
-// the user namespace may have changed.
+// Reads which users have a number here. Call it before OwnUid and Known, and
+// again when the user namespace may have changed.
 void ReadUidMap();
 
 }  // namespace rcsock::base

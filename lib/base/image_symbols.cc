@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint16_t kHidden = 0x8000;
 
-// (glibc has made addresses of them, but in the kernel's own image.)
+// glibc has turned these values into addresses, except in the kernel's image.
 const void* At(const link_map* image, ElfW(Addr) value) {
   return reinterpret_cast<const void*>(
       value < image->l_addr ? value + image->l_addr : value);
@@ -160,7 +160,7 @@ std::uint32_t ImageSymbols::End() const {
     if (bucket[i] > last) last = bucket[i];
   }
   if (last < first) return 0;
-  // The last one of a chain says so.
+  // The last entry of a chain has its lowest bit set.
   const std::uint32_t* chain = bucket + buckets;
   while ((chain[last - first] & 1) == 0) ++last;
   return last + 1;
@@ -197,8 +197,8 @@ bool HasCharacter(const char* text, char one) {
 }
 
 bool AnyInheritedPath() {
-  // Under the loader's lock: another thread may take a library away.  The
-  // program comes first.
+  // dl_iterate_phdr holds the loader's lock: another thread may unload a
+  // library. The program comes first.
   struct Search {
     bool first = true;
     bool found = false;

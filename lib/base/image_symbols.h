@@ -7,35 +7,35 @@
 
 namespace rcsock::base {
 
-// The interposed dlsym() uses what is here.  A sanitizer or a malloc library
-// calls dlsym() before its own functions work, and may define libc's names.  So
-// no function here calls a function of libc but dladdr1(), which nobody
-// replaces, and none waits.  AnyInheritedPath(), for dlopen(), does both.
-// Sanitizers do not instrument this file.
+// The interposed dlsym() uses these functions. A sanitizer or a malloc library
+// calls dlsym() before its own functions work, and may define libc's names. So
+// no function here waits, or calls a function of libc but dladdr1(), which no
+// library replaces. AnyInheritedPath(), for dlopen(), does both. Sanitizers do
+// not instrument this file.
 
-// What a loaded program or library defines, read from its own tables: without
-// the loader's lock, its memory, or a trace in dlerror().
+// What a loaded program or library defines, read from its own tables. It takes
+// no lock and no memory of the loader's, and leaves no trace in dlerror().
 class ImageSymbols {
  public:
-  // The image must stay loaded.
+  // `image` must stay loaded.
   explicit ImageSymbols(const link_map* image);
 
-  // The default version of `name`; null: it defines none.
+  // Returns the default version of `name`, or null if the image defines none.
   void* Find(const char* name) const;
 
-  // Returns true if it defines a name, in any version, that `other` and `third`
-  // define too.
+  // Returns true if the image defines a name, in any version, that `other` and
+  // `third` define too.
   bool SharesNameWith(const ImageSymbols& other,
                       const ImageSymbols& third) const;
 
  private:
   enum class Version : std::uint8_t { kDefault, kAny };
   bool Defined(std::uint32_t index, Version version) const;
-  // The index of the definition; 0: it has none.
+  // Returns the index of the definition, or 0.
   std::uint32_t Index(const char* name, Version version) const;
   std::uint32_t IndexByGnuHash(const char* name, Version version) const;
   std::uint32_t IndexByHash(const char* name, Version version) const;
-  // Behind the last index that a table names.
+  // Returns the index behind the last that a table names.
   std::uint32_t End() const;
 
   ElfW(Addr) base_ = 0;
@@ -46,11 +46,11 @@ class ImageSymbols {
   const std::uint32_t* hash_ = nullptr;      // DT_HASH
 };
 
-// The image that contains `address`; null: none of the loader's.
+// Returns the image that contains `address`. Null: no image of the loader's.
 const link_map* ImageAt(const void* address);
 
-// The definition of `name` that follows `image` in the order of loading: what
-// dlsym(RTLD_NEXT, name) says there.
+// Returns the definition of `name` that follows `image` in the order of
+// loading, as dlsym(RTLD_NEXT, name) does there.
 void* FindBehind(const link_map* image, const char* name);
 
 // strcmp() == 0.
@@ -59,12 +59,12 @@ bool SameText(const char* one, const char* other);
 // strchr() != nullptr.
 bool HasCharacter(const char* text, char one);
 
-// It searches folders that it names itself (DT_RPATH, DT_RUNPATH).
+// Returns true if the image names folders to search (DT_RPATH, DT_RUNPATH).
 bool HasSearchPath(const link_map* image);
 
-// Returns true if a library names folders that the loader searches for what the
-// libraries that it needs open: DT_RPATH without DT_RUNPATH.  The program's own
-// are searched for every library, and do not count.
+// Returns true if a library names folders in which the loader also searches
+// what the libraries that it needs open: DT_RPATH without DT_RUNPATH. The
+// program's own folders serve every library, and do not count.
 bool AnyInheritedPath();
 
 }  // namespace rcsock::base

@@ -10,7 +10,7 @@ using Map = Instruction::Map;
 enum Shape : std::uint8_t {
   kBad = 0,
   kNone = 1,        // the opcode alone
-  kModrm = 2,       // and a modrm byte
+  kModrm = 2,       // then a modrm byte
   kByte = 4,        // an immediate of one byte
   kWord = 8,        // ... of two bytes
   kFull = 16,       // ... of four bytes, or two with the prefix 66
@@ -18,7 +18,7 @@ enum Shape : std::uint8_t {
   kRelative8 = 64,  // ... of one byte
 };
 
-// The opcodes of one byte, but for those that Decode treats apart.
+// The opcodes of one byte, except those that Decode treats apart.
 std::uint8_t ShapeOne(std::uint8_t op) {
   if (op < 0x40) {
     const std::uint8_t low = op & 7;
@@ -288,7 +288,7 @@ class Reader {
     if (to_->map == Map::kOne) {
       if (op >= 0xa0 && op <= 0xa3) return Skip(address32_ ? 4 : 8);
       if (op >= 0xb8 && op <= 0xbf && to_->wide) return Take<std::int64_t>();
-      // test has an immediate where the others of the group have none.
+      // Only test has an immediate in this group.
       if (op == 0xf6 && to_->digit < 2) shape |= kByte;
       if (op == 0xf7 && to_->digit < 2) shape |= kFull;
     }
@@ -479,7 +479,7 @@ bool EndsFlow(const Instruction& one) {
 bool MayWrite(const Instruction& one, int number) {
   if (one.map == Map::kOne) return MayWriteOne(one, number);
   if (one.map == Map::k0f) return MayWrite0f(one, number);
-  // Few of them have a general register for their result.
+  // Few of these instructions have a general register for their result.
   return true;
 }
 

@@ -3,10 +3,10 @@
 
 namespace rcsock::base {
 
-// True while this thread works for rcsock and not for the application: always
-// on the conductor thread, and elsewhere while rcsock calls into other
-// libraries. The preload passes such calls straight on, and moves the
-// descriptors that they create (an io_context makes its own) to the top of the
+// True while this thread works for rcsock, and not for the application. It is
+// always true on the conductor thread, and elsewhere while rcsock calls into
+// other libraries. The preload passes such calls straight on. It moves
+// descriptors that they create, such as an io_context's, to the top of the
 // range.
 //
 // constinit: without it each use would go through a wrapper that asks whether

@@ -20,14 +20,14 @@ namespace rcsock::base {
 inline void CpuRelax() { __builtin_ia32_pause(); }
 
 // Between the looks of a short spin at a line that another CPU is about to
-// write: the next look does not begin before this one has its answer, and so
-// many are not under way at once, which take the line from its writer between
-// his stores.  (CpuRelax would do, but it takes 140 cycles on some processors.)
+// write. The next look begins only after the last has its answer. Many looks
+// under way at once would take the line from its writer between two stores.
+// CpuRelax would do, but takes 140 cycles on some processors.
 inline void LookOnce() { __builtin_ia32_lfence(); }
 
-// Sleeps while `*word == expected`; `timeout` (relative) may be null.  Returns
-// 0 or -errno (EAGAIN, EINTR, ETIMEDOUT).  A raw system call: the preload must
-// not see it.  `shared` for words in memory that another process maps.
+// Sleeps while `*word == expected`; `timeout` (relative) may be null. Returns 0
+// or -errno (EAGAIN, EINTR, ETIMEDOUT). A raw system call: the preload must not
+// see it. `shared` for words in memory that another process maps.
 inline int FutexWait(const void* word, std::uint32_t expected,
                      const timespec* timeout, bool shared) {
   long r =
@@ -43,18 +43,18 @@ inline void FutexWake(const void* word, int count, bool shared) {
   errno = saved;
 }
 
-// A mutex of one atomic operation when uncontended (to lock; to unlock is a
-// plain store).  Its holder can see that somebody waits (`Contended`), so that
-// a thread may spin for data with the latch held and give way when asked.  Not
+// A mutex that locks by one atomic operation when uncontended, and unlocks by a
+// plain store. Its holder can see that a thread waits (`Contended`). So a
+// thread may spin for data with the latch held, and give way when asked. Not
 // recursive. Works in any thread; never in a signal handler that may have
 // interrupted the holder.
 //
 // No lost wake-up: a waiter counts itself, fences, and looks at the word; the
-// holder clears the word, fences, and looks at the count.  The waiter's fence
-// is the heavy one, which makes the holder's a matter of program order; where
-// the kernel has none, the holder's is a full one.  (A barrier that is refused
-// later, by a filter of system calls, may leave a holder that still counts on
-// it: from then on waiters look again by themselves.)
+// holder clears the word, fences, and looks at the count. The waiter's fence is
+// the heavy one, so program order is enough for the holder. If the kernel has
+// no heavy fence, the holder's is a full one. A filter of system calls may
+// refuse the barrier later, while a holder still counts on it. From then on
+// waiters look again by themselves.
 class RC_CAPABILITY("latch") Latch {
  public:
   constexpr Latch() = default;
@@ -93,31 +93,32 @@ class RC_CAPABILITY("latch") Latch {
       FutexWake(&word_, 1, false);
     }
   }
-  // From the handler before fork to the one after it.  (No scope: the analysis
-  // is not told.)
+  // From the handler before fork to the handler after it. This is no scope, so
+  // the analysis does not see it.
   void LockForFork() RC_NO_LOCK_CHECK { lock(); }
   void UnlockAfterFork(bool child) RC_NO_LOCK_CHECK {
     child ? Reset() : unlock();
   }
-  // What the analysis cannot see: the caller holds it.
+  // Tells the analysis that the caller holds the latch, and checks it.
   void AssertHeld() const RC_ASSERT_HELD(this) {
 #if RC_DCHECK_IS_ON
     RC_DCHECK(owner_.load(std::memory_order_relaxed) == &tls_held_latches);
 #endif
   }
-  // Nobody needs it: no other thread knows what it guards.  (That is being
-  // made, or this is a child of fork.)
+  // Tells the analysis that the latch is not needed: no other thread knows what
+  // it guards. The object is being made, or this is a child of fork.
   void AssertUnshared() const RC_ASSERT_HELD(this) {}
   bool Contended() const {
     return waiters_.load(std::memory_order_relaxed) != 0;
   }
-  // Not held: what its last holder has done is seen.
+  // Returns true if a thread holds it. After false, all that its last holder
+  // has done is seen.
   bool Held() const { return word_.load(std::memory_order_acquire) != 0; }
   // For a spinning holder that saw Contended(): lets the waiter run first.
   void Yield() RC_REQUIRES(this) {
     unlock();
     timespec brief{0, 20'000};
-    // (No place for cancellation, as nanosleep() is.)
+    // A raw call: nanosleep() would be a cancellation point.
     ::syscall(SYS_nanosleep, &brief, nullptr);
     lock();
   }
@@ -157,8 +158,8 @@ class RC_CAPABILITY("latch") Latch {
     waiters_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // A thread takes latches in the order of their ranks.  (One that it only
-  // tries to take it need not wait for.)
+  // A thread takes latches in the order of their ranks. A thread that only
+  // tries a latch does not wait, and may go against the order.
   void CheckOrder() const {
 #if RC_DCHECK_IS_ON
     RC_DCHECK(owner_.load(std::memory_order_relaxed) != &tls_held_latches ||
@@ -190,8 +191,8 @@ class RC_CAPABILITY("latch") Latch {
   std::atomic<std::uint32_t> waiters_{0};  // threads in LockSlow
 };
 
-// Holds a latch for a scope.  (The guards of the standard library tell Clang's
-// analysis nothing.)
+// Holds a latch for a scope. The guards of the standard library tell Clang's
+// analysis nothing.
 class RC_SCOPED_CAPABILITY LatchGuard {
  public:
   explicit LatchGuard(Latch& latch) RC_ACQUIRE(latch) : latch_(latch) {

@@ -8,12 +8,12 @@
 
 namespace rcsock::base {
 
-// Listings by the kernel's calls alone: they allocate nothing, take no lock and
-// are no cancellation points, so that handlers, and children of fork and vfork,
-// may ask for them.
+// Listings by the kernel's calls alone. They allocate nothing, take no lock and
+// are no cancellation points. So handlers, and children of fork and vfork, may
+// use them.
 
 // Calls each(name) for every entry of the open directory, from its position on,
-// as long as that says true.  False: the kernel has not told them all.
+// while each() returns true. Returns false if the kernel has not listed all.
 template <class Each>
 bool EachEntry(int directory, Each&& each) {
   alignas(dirent64) char entries[2048];
@@ -29,15 +29,15 @@ bool EachEntry(int directory, Each&& each) {
   }
 }
 
-// Calls each(number) for every descriptor of the process from `from` on, which
-// it may close.  False: nobody can tell which there are.
+// Calls each(number) for every descriptor of the process from `from` on; each()
+// may close it. Returns false if the descriptors cannot be listed.
 template <class Each>
 bool EachDescriptor(int from, Each&& each) {
   const auto list =
       static_cast<int>(::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
                                  O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
   if (list < 0) return false;
-  // (proc's position there is the number and 2, so closing one skips none.)
+  // proc's position there is the number and 2, so closing a number skips none.
   if (from > 0) {
     ::syscall(SYS_lseek, list, static_cast<long>(from) + 2, SEEK_SET);
   }

@@ -28,7 +28,7 @@ namespace {
 // st_ino 0: there was none.
 RCSOCK_START_DATA constinit struct stat stderr_at_start = {};
 
-// What RCSOCK_LOG_FILE names.  Written by one thread alone: at the beginning,
+// The file of RCSOCK_LOG_FILE. Only one thread writes these: at the beginning,
 // and in the child of fork.
 RCSOCK_START_DATA constinit int file_fd = -1;
 constinit struct stat file_at_start = {};
@@ -40,7 +40,7 @@ bool Same(const struct stat& one, const struct stat& other) {
          one.st_ino == other.st_ino;
 }
 
-// Null, or why there is none.
+// Returns null, or why there is no file.
 const char* OpenFile() {
   char path[kExpandedPath];
   ExpandPid(file_pattern, ::syscall(SYS_getpid), path);
@@ -53,8 +53,8 @@ const char* OpenFile() {
   return nullptr;
 }
 
-// What a program does by machine code of its own, closing all that is open,
-// say, may put a file of its own there.
+// A program's own machine code may put another file there, for example by
+// closing all that is open.
 bool IsFile() {
   struct stat now;
   return ::fstat(file_fd, &now) == 0 && Same(file_at_start, now);
@@ -66,7 +66,7 @@ bool IsStderr() {
   if (::fstat(STDERR_FILENO, &now) != 0) return false;
   if (Same(stderr_at_start, now)) return true;
   if (S_ISCHR(now.st_mode)) return true;
-  // What has been put there by dup2 to be one.
+  // dup2 may have put an appended file there as stderr.
   const long flags = ::syscall(SYS_fcntl, STDERR_FILENO, F_GETFL);
   return S_ISREG(now.st_mode) && flags >= 0 && (flags & O_APPEND) != 0;
 }
@@ -86,7 +86,7 @@ long WriteQuietly(int fd, const char* line, std::size_t length) {
                    : error == EPIPE ? SIGPIPE
                    : error == EFBIG ? SIGXFSZ
                                     : 0;
-  // (What the program blocks itself may have been pending before.)
+  // A signal that the program blocks itself may have been pending before.
   if (ours != 0 && ::sigismember(&before, ours) == 0) {
     const timespec now{0, 0};
     ::sigemptyset(&signals);
@@ -141,8 +141,7 @@ void Log(const char* format, ...) {
   const int pid = static_cast<int>(::syscall(SYS_getpid));
   int n;
   if (fd == file_fd) {
-    // The system's own, as the kernel's log has it: for all processes' files
-    // the same.
+    // The system's clock, as in the kernel's log: all processes' files agree.
     timespec now{};
     ::clock_gettime(CLOCK_MONOTONIC, &now);
     n = std::snprintf(line, sizeof line, "rcsock[%d] %ld.%06ld: ", pid,

@@ -6,33 +6,33 @@
 namespace rcsock::base {
 
 // RCSOCK_LOG=1 reports promotions, demotions and failures, on stderr or in a
-// file (RCSOCK_LOG_FILE); 2 adds each step of the protocol.  Off by default:
-// the host program owns its stderr.
+// file (RCSOCK_LOG_FILE). RCSOCK_LOG=2 adds each step of the protocol. Off by
+// default: the host program owns its stderr.
 extern int log_level;
 
-// Takes the level, and fd 2 as it is now for stderr.
+// Sets the level, and takes the present fd 2 for stderr.
 void InitLog(int level);
 
-// The file for all that is said, in place of stderr: null or "" for none.  %p
-// in its name is the pid, and a process that has no such file begins one.  It
-// is opened here, and not when there is something to say: a daemon may change
-// its user, its directory or its root first.  The number is one of rcsock's,
-// which the program can't close (lib/base/unique_fd.h), and exec does not keep
-// it: the next program opens its own.
+// Opens the file for all lines, in place of stderr; null or "" for none. %p in
+// its name is the pid, and a process that has no such file begins one. The file
+// is opened here, and not with the first line: a daemon may change its user,
+// its directory or its root first. The number is one of rcsock's, which the
+// program can't close (lib/base/unique_fd.h). exec does not keep it: the next
+// program opens its own.
 void OpenLogFile(const char* pattern);
-// In the child of fork: with %p it has a file of its own, or goes on with the
-// parent's where it may make none.
+// In the child of fork: with %p the child opens a file of its own. If it
+// cannot, it goes on with the parent's.
 void LogForkChild();
-// Nothing is said any more: the process is about to filter its system calls.
+// Ends the log: the process is about to filter its system calls.
 void EndLog();
 
-// One write(2) to the file or to stderr, prefixed with the pid.  Safe in any
-// thread.  Nothing is written if the number has become something that may be no
-// log, and no signal comes of it (SIGPIPE; SIGXFSZ of a program that may not
-// write files).
+// Writes a line by one write(2) to the file or to stderr, prefixed with the
+// pid. Safe in any thread. If the number has become something that may be no
+// log, nothing is written. The write raises no SIGPIPE, and no SIGXFSZ in a
+// program that may not write files.
 void Log(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// One write(2), without these signals.
+// Makes one write(2) that raises neither signal.
 long WriteQuietly(int fd, const char* line, std::size_t length);
 
 #define RCSOCK_LOG(level, ...)                                       \

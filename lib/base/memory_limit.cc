@@ -30,12 +30,12 @@ std::uint64_t NumberIn(const char* path) {
   char text[32];
   const std::string_view found = Read(path, text, sizeof text);
   std::uint64_t number = kNone;
-  // ("max": none.)
+  // "max" is no number, and leaves kNone.
   std::from_chars(found.data(), found.data() + found.size(), number);
   return number;
 }
 
-// Of a group and all above it.
+// Returns the least limit of a group and of all groups above.
 std::uint64_t OfGroups(const char* root, std::string_view group,
                        const char* file) {
   std::uint64_t least = kNone;

@@ -5,8 +5,8 @@
 
 namespace rcsock::base {
 
-// What this process may have of memory: the host's, or what its control group
-// or one of those above it may have.  In bytes; reads some files.
+// Returns how many bytes of memory this process may have: the least of the
+// host's and of what its control group and the groups above allow. Reads files.
 std::uint64_t MemoryLimit();
 
 }  // namespace rcsock::base

@@ -14,12 +14,12 @@ class RC_CAPABILITY("mutex") Mutex {
   void lock() RC_ACQUIRE() { mutex_.lock(); }
   void unlock() RC_RELEASE() { mutex_.unlock(); }
   bool try_lock() RC_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  // From the handler before fork to the one after it.  (No scope: the analysis
-  // is not told.)
+  // From the handler before fork to the handler after it. This is no scope, so
+  // the analysis does not see it.
   void LockForFork() { mutex_.lock(); }
   bool TryLockForFork() { return mutex_.try_lock(); }
   void UnlockAfterFork() { mutex_.unlock(); }
-  // What the analysis cannot see: the caller holds it.
+  // Tells the analysis that the caller holds the mutex.
   void AssertHeld() const RC_ASSERT_HELD(this) {}
 
  private:

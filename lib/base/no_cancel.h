@@ -5,9 +5,10 @@
 
 namespace rcsock::base {
 
-// A stretch in which pthread_cancel waits: around calls of others that may be
-// cancellation points where a latch is held, or where nothing may be unwound.
-// (A software provider rings its doorbell by write(2).)
+// A scope in which pthread_cancel waits. It goes around calls into other
+// libraries that may be cancellation points, where a latch is held or nothing
+// may be unwound. For example, a software provider rings its doorbell by
+// write(2).
 class NoCancel {
  public:
   NoCancel() { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }

@@ -12,7 +12,7 @@ thread_local constinit SigpipeState tls_sigpipe;
 
 namespace {
 
-// No process's.  (A user id would not do: the kernel translates it.)
+// No process has this pid. A user id would not do: the kernel translates it.
 constexpr pid_t kMarkPid = -1;
 
 bool Pending() {
@@ -21,17 +21,17 @@ bool Pending() {
   return (pending & kSigpipeBit) != 0;
 }
 
-// To this thread, not to the process.
+// Queues the signal for this thread, not for the process.
 void Queue(siginfo_t info) {
   ::syscall(SYS_rt_tgsigqueueinfo, ::syscall(SYS_getpid), ::syscall(SYS_gettid),
             SIGPIPE, &info);
 }
 
-// What is pending for a thread and what is pending for its process look the
-// same from here; but of a thread's own SIGPIPEs the kernel keeps the first
-// alone, and hands it out before the process's.  So behind this the next one
-// that is taken is the thread's: this one, if there was none.  (By a code of
-// the kernel's, which RLIMIT_SIGPENDING does not stop.)
+// Queues a mark behind which the next SIGPIPE that is taken is the thread's:
+// the mark, if there was none. A thread cannot tell its own pending signals
+// from its process's. But of a thread's own SIGPIPEs the kernel keeps only the
+// first, and hands it out before the process's. The mark's code is the
+// kernel's, which RLIMIT_SIGPENDING does not stop.
 void QueueMark() {
   siginfo_t mark{};
   mark.si_signo = SIGPIPE;
@@ -44,7 +44,7 @@ bool IsMark(const siginfo_t& info) {
   return info.si_code == SI_KERNEL && info.si_pid == kMarkPid;
 }
 
-// As the kernel says it of a write: by the process's own kill().
+// For a write the kernel raises SIGPIPE as the process's own kill().
 bool IsOfWrite(const siginfo_t& info) {
   return info.si_code == SI_USER && info.si_pid == ::syscall(SYS_getpid);
 }
@@ -96,7 +96,7 @@ void NoSigpipe::End() {
   }
   if (blocks_) {
     const auto handle = handle_sigpipe.load(std::memory_order_acquire);
-    // Before the call: a handler that runs as it ends knows better.
+    // Before the call: a handler that runs as the call ends knows better.
     tls_sigpipe.open = handle != nullptr && handle();
     ::syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &set, nullptr, sizeof set);
   }

@@ -11,40 +11,42 @@ namespace rcsock::base {
 constexpr std::uint64_t kSigpipeBit = std::uint64_t{1} << (SIGPIPE - 1);
 constexpr std::uint64_t kNoMaskBefore = ~std::uint64_t{0};
 
-// What a thread has of its NoSigpipes.
+// The state of one thread's NoSigpipe scopes.
 struct SigpipeState {
-  // What it blocked before the one in force that blocks SIGPIPE.  Written by
-  // the kernel, in the call that does.
+  // The thread's mask before the NoSigpipe in force blocked SIGPIPE. The kernel
+  // writes it, in the call that blocks.
   volatile std::uint64_t mask_before = kNoMaskBefore;
-  // It is known that it does not block SIGPIPE.
+  // The thread is known not to block SIGPIPE.
   volatile bool open = false;
-  // Within a NoSigpipe that leaves it to the handler.
+  // The thread is in a NoSigpipe that leaves SIGPIPE to the handler.
   volatile bool posting = false;
 };
 extern thread_local constinit SigpipeState tls_sigpipe
     __attribute__((tls_model("initial-exec")));
 
-// Has a handler see to SIGPIPE, whatever the program has asked for, which drops
-// what RaisedInPost; true where that is so.  Set once, by who can.
+// Installs a handler for SIGPIPE, whatever the program has asked for. The
+// handler drops a SIGPIPE of which RaisedInPost is true. Returns true if it is
+// installed. Set once, by a room that can.
 inline constinit std::atomic<bool (*)()> handle_sigpipe{nullptr};
 
-// The thread's mask may be another one from here on.
+// From here on the thread's mask may have changed.
 inline void ForgetMask() { tls_sigpipe.open = false; }
-// Of a mask that this thread has now, what the program has set of it.
+// Returns the part of this thread's present mask that the program has set.
 inline std::uint64_t WithoutNoSigpipe(std::uint64_t mask) {
   return mask & (tls_sigpipe.mask_before | ~kSigpipeBit);
 }
-// Of the SIGPIPE that has just interrupted this thread.
+// Returns true if a NoSigpipe of this thread has caused the SIGPIPE that has
+// just interrupted it.
 bool RaisedInPost(const siginfo_t& info);
 
-// Around a call in which the kernel sends by TCP for this thread, without
-// MSG_NOSIGNAL (`sends`; siw, which does so in whatever call posts to a QP or
-// ends it): the SIGPIPE that the kernel raises is nobody's.  One that was
-// pending before, or that somebody sends meanwhile, stays.
+// Goes around a call in which the kernel sends by TCP for this thread, without
+// MSG_NOSIGNAL (`sends`). siw does so in calls that post to a QP or end it. A
+// SIGPIPE that the kernel raises there is dropped. A SIGPIPE that was pending
+// before, or that another process sends meanwhile, stays.
 //
-// Where a handler sees to it, a thread that is known not to block SIGPIPE says
-// that it posts, and no more.  Else SIGPIPE is blocked, and what has come taken
-// back: three system calls.
+// If a handler sees to it, a thread that is known not to block SIGPIPE only
+// marks that it posts. Otherwise NoSigpipe blocks SIGPIPE and takes back what
+// has come: three system calls.
 class NoSigpipe {
  public:
   explicit NoSigpipe(bool sends) : sends_(sends) {
@@ -74,17 +76,18 @@ class NoSigpipe {
  private:
   [[gnu::cold]] void Begin();
   [[gnu::cold]] void End();
-  // A handler has come in between, which may have SIGPIPE blocked behind it.
+  // A handler has run in between, and SIGPIPE may be blocked since.
   [[gnu::cold]] void EndBlocked();
   void Block();
 
   const bool sends_;
   bool handled_ = false;
-  bool blocks_ = false;  // the program did not
-  bool marked_ = false;  // one was pending before
+  bool blocks_ = false;  // the program had it unblocked
+  bool marked_ = false;  // a SIGPIPE was pending before
 };
 
-// A handler of the program's, which may post itself, and has a mask of its own.
+// A scope for a handler of the program's. The handler may post itself, and has
+// its own mask.
 class OutsidePost {
  public:
   OutsidePost() : posting_(tls_sigpipe.posting) {

@@ -24,8 +24,8 @@ bool Begins(const char* text, const char* with) {
   return std::strncmp(text, with, std::strlen(with)) == 0;
 }
 
-// The loader of this very program, which is a glibc's whatever it is called, or
-// null.
+// Returns the loader of this program, or null. It is glibc's, whatever its
+// name.
 const char* OwnLoader() {
   const auto* segments =
       reinterpret_cast<const ElfW(Phdr)*>(::getauxval(AT_PHDR));
@@ -43,8 +43,8 @@ const char* OwnLoader() {
              : reinterpret_cast<const char*>(base + loader->p_vaddr);
 }
 
-// (ld-lsb is a link to glibc's, and so may ld.so be; ld-2.31.so is what it once
-// was; ld64.so and ld.so.1 are other processors'.)
+// ld-lsb is a link to glibc's loader, and ld.so may be such a link too.
+// ld-2.31.so is an older name; ld64.so and ld.so.1 belong to other processors.
 bool IsGlibcs(const char* loader) {
   const char* name = LastPart(loader);
   constexpr const char* kNames[] = {"ld-linux", "ld-lsb", "ld-2.", "ld.so",
@@ -56,7 +56,7 @@ bool IsGlibcs(const char* loader) {
   return own != nullptr && std::strcmp(own, loader) == 0;
 }
 
-// The beginning of a file, where all that is asked for usually is.
+// The beginning of a file, which usually has all that is read.
 class Head {
  public:
   explicit Head(int fd) : fd_(fd) {
@@ -72,7 +72,7 @@ class Head {
            ::syscall(SYS_pread64, fd_, to, length, at) ==
                static_cast<long>(length);
   }
-  // The first line without its end, if there is one.
+  // Reads the first line without its end, if there is one.
   bool Line(char* to, std::size_t size) const {
     const void* end = std::memchr(bytes_, '\n', length_);
     const std::size_t length =
@@ -91,7 +91,7 @@ class Head {
   char bytes_[1024];
 };
 
-// False: it has none, or it cannot be read.
+// Returns false if the file names no loader, or cannot be read.
 template <class Header, class Segment>
 bool FindLoader(const Head& head, char* name, std::size_t size) {
   Header header;
@@ -115,7 +115,7 @@ bool FindLoader(const Head& head, char* name, std::size_t size) {
 
 // The interpreter on the first line of a script.
 bool FindInterpreter(const Head& head, char* path, std::size_t size) {
-  char line[256];  // as much as the kernel reads of it
+  char line[256];  // as many bytes as the kernel reads
   if (!head.Line(line, sizeof line)) return false;
   const char* begin = line + 2 + std::strspn(line + 2, " \t");
   const std::size_t length = std::strcspn(begin, " \t");
@@ -128,11 +128,11 @@ bool FindInterpreter(const Head& head, char* path, std::size_t size) {
 int Open(int folder, const char* path) {
   char self[32];
   if (*path == '\0') {
-    // (Not by itself: it may be an O_PATH one.)
+    // Not `folder` itself: it may be opened by O_PATH.
     std::snprintf(self, sizeof self, "/proc/self/fd/%d", folder);
     path = self;
   }
-  // (A FIFO would let the caller wait.)
+  // O_NONBLOCK: a FIFO would let the caller wait.
   return static_cast<int>(
       ::syscall(SYS_openat, folder, path,
                 O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0));
@@ -140,12 +140,12 @@ int Open(int folder, const char* path) {
 
 bool Started(int folder, const char* path, char* name, std::size_t size) {
   char interpreter[256];
-  // As often as the kernel goes from a script to the next.
+  // The kernel follows scripts this often, too.
   for (int depth = 0; depth < 5; ++depth) {
     const int fd = Open(folder, path);
     if (fd < 0) return false;
     const Head head(fd);
-    // (A script may be as short.)
+    // A script may be shorter than the magic.
     char magic[SELFMAG] = {};
     const bool readable = head.Read(0, magic, sizeof magic);
     bool found = false;
@@ -202,7 +202,7 @@ bool StartedByOtherInPath(const char* file, char* name, std::size_t size) {
     if (n > 0 && static_cast<std::size_t>(n) < sizeof path) {
       found = ::syscall(SYS_access, path, X_OK) == 0;
       if (found) {
-        // (A folder may be searched, but is not executed.)
+        // access() allows a folder too, which cannot be executed.
         const long folder = ::syscall(SYS_openat, AT_FDCWD, path,
                                       O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
         if (folder >= 0) ::syscall(SYS_close, folder);

@@ -5,17 +5,18 @@
 
 namespace rcsock::base {
 
-// Whether the program at `path`, as openat() takes it (""; what `folder` is),
-// is started by a loader that is not glibc's: musl's, say.  That one takes
-// LD_PRELOAD too, but cannot resolve what a library of glibc needs, and then
-// starts nothing.  Its name is put into `name` then, cut to `size` bytes with
-// the 0.  Of a script, what its interpreter is counts.
+// Returns true if a loader that is not glibc's, such as musl's, starts the
+// program at `path`. openat() takes `folder` and `path` likewise; with "" the
+// program is `folder` itself. Such a loader takes LD_PRELOAD too, but cannot
+// resolve what a library of glibc needs, and then starts nothing. `name` gets
+// the loader's name, cut to `size` bytes with the 0. For a script, its
+// interpreter counts.
 //
-// False where nobody can tell.  Without heap or locks, and closes what it has
-// opened: a child of vfork may ask.
+// Returns false where this cannot be told. A child of vfork may call it: it
+// uses no heap and no locks, and closes what it opens.
 bool StartedByOther(int folder, const char* path, char* name, std::size_t size);
 
-// The same of what execvp() would find.
+// As StartedByOther, for the program that execvp() would find.
 bool StartedByOtherInPath(const char* file, char* name, std::size_t size);
 
 }  // namespace rcsock::base

@@ -19,7 +19,7 @@ bool NamesADescriptor(std::string_view path) {
          path == "/dev/stdout" || path == "/dev/stderr";
 }
 
-// Null: it may be written to.
+// Returns null if the file may be written, or the reason why not.
 const char* Check(int fd) {
   struct stat status;
   if (::fstat(fd, &status) != 0) return ::strerrordesc_np(errno);

@@ -3,15 +3,15 @@
 
 namespace rcsock::base {
 
-// Opens a file that rcsock is told to write by a variable of the environment,
-// to append to it (`append`) or anew.  A descriptor, or -1 and in *why what a
-// person is told.
+// Opens a file that a variable of the environment tells rcsock to write: to
+// append to it (`append`), or anew. Returns a descriptor; or -1, and in *why
+// the reason for a person.
 //
-// Another user may have put something at that place.  So a symbolic link is not
-// followed, and what is there must be a regular file of one name, or a pipe, of
-// our own user, or a device.  (A link of /proc, and those of /dev that lead
-// there, is one of our own descriptors, whatever it is.)  Nothing is changed
-// before that is known, and a pipe without a reader is not waited for.
+// Another user may have put something at that place. So a symbolic link is not
+// followed. What is there must be a device; or a pipe or a regular file of one
+// name, which belong to our own user. A link of /proc, or of /dev into /proc,
+// names a descriptor of this process, and is written whatever it is. Nothing
+// changes before these checks, and a pipe without a reader is not waited for.
 int OpenToWrite(const char* path, bool append, const char** why);
 
 }  // namespace rcsock::base

@@ -9,9 +9,9 @@
 
 namespace rcsock::base {
 
-// A value that two latches guard.  A thread that holds either of them may read
-// it; a thread that writes it holds both.  Clang's analysis checks the writers.
-// (It cannot say "either", so it does not check the readers.)
+// A value that two latches guard. A thread that holds either of them may read
+// it; a thread that writes it holds both. Clang's analysis checks the writers.
+// It cannot say "either", so it does not check the readers.
 template <class T>
 class Paired {
  public:
@@ -29,7 +29,7 @@ class Paired {
   const T& Read() const { return value_; }
   operator const T&() const { return value_; }
 
-  // Of a pointer.
+  // For a pointer.
   const T& operator->() const { return value_; }
   auto get() const { return value_.get(); }
   friend bool operator==(const Paired& paired, std::nullptr_t) {

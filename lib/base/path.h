@@ -7,12 +7,13 @@
 
 namespace rcsock::base {
 
-// The longest path that a variable of the environment may name, and room for
-// what comes of it.
+// The longest path that a variable of the environment may name, and the room
+// for its expansion.
 constexpr std::size_t kLongestPath = 255;
 constexpr std::size_t kExpandedPath = 512;
 
-// `pattern` with the pid in place of each %p, cut where it gets too long.
+// Writes `pattern` with the pid in place of each %p, cut where it gets too
+// long.
 inline void ExpandPid(const char* pattern, long pid,
                       char (&path)[kExpandedPath]) {
   std::size_t length = 0;
@@ -29,7 +30,7 @@ inline void ExpandPid(const char* pattern, long pid,
   path[length] = '\0';
 }
 
-// The name of a file without its folder.
+// Returns the name of a file without its folder.
 inline const char* LastPart(const char* path) {
   const char* const slash = std::strrchr(path, '/');
   return slash == nullptr ? path : slash + 1;

@@ -9,7 +9,7 @@
 namespace rcsock::base {
 namespace {
 
-// A piece of text that is not copied.
+// A piece of text; the text is not copied.
 struct Piece {
   const char* begin;
   const char* end;
@@ -18,7 +18,7 @@ struct Piece {
     return static_cast<std::size_t>(end - begin) == length &&
            std::memcmp(begin, word, length) == 0;
   }
-  // Up to `separator`, which goes as well.
+  // Returns the text up to `separator`, and removes both.
   Piece Cut(char separator) {
     const char* at = begin;
     while (at != end && *at != separator) ++at;
@@ -349,7 +349,7 @@ Terms TermsFor(const Config& config, const std::uint8_t* peer,
 Fabric FabricFor(const Config& config, const std::uint8_t* peer,
                  std::uint16_t port, bool accepted) {
   Fabric fabric;
-  // What the environment says holds before all rules.
+  // The environment's settings come before all rules.
   if (config.ack_ms != 0) fabric.ack_ms = config.ack_ms;
   if (config.retries != 0) fabric.retries = config.retries;
   fabric.traffic_class = config.traffic_class;

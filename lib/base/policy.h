@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-// Which streams may have which lanes, and when.  `rcsock run` makes it of a
-// configuration file and hands it on in RCSOCK_RULES: rules with `;` between
-// them, of `key=value` with `,` between them.
+// Which streams may have which lanes, and when. `rcsock run` makes the rules
+// from a configuration file and hands them on in RCSOCK_RULES. `;` separates
+// rules, and `,` separates the `key=value` pairs of a rule.
 //
 //   prog=GLOB         only programs of that name (of the file, or comm)
 //   dir=in|out        only accepted, or connecting, streams
@@ -27,7 +27,7 @@ namespace rcsock::base {
 
 struct Config;
 
-// What holds for one stream.
+// The terms of one stream.
 struct Terms {
   bool shm = true;
   bool rdma = true;
@@ -35,19 +35,19 @@ struct Terms {
   std::uint64_t promote_bytes = 0;
 };
 
-// How the device of a stream's RDMA lane is told to treat the network.
+// How the device of a stream's RDMA lane treats the network.
 struct Fabric {
   // How long a queue pair waits for an acknowledgement before it sends again,
-  // and how often it sends again before the lane is dead.  Together about one
-  // second: a lane whose device or path has died gives its stream back to TCP
-  // before a person notices, and long before TCP itself gives up.  One lost
-  // packet costs 134 ms; seven in a row end the lane, and the stream looks for
-  // another.  A network that loses packets, or whose links come back after
-  // seconds, wants one second instead: there each false end of a lane costs
-  // more than a late one.
+  // and how often it sends again before the lane is dead. Together about one
+  // second: a dead device or path gives the stream back to TCP before a person
+  // notices, and long before TCP gives up. One lost packet costs 134 ms; seven
+  // in a row end the lane, and the stream looks for another. A network that
+  // loses packets, or whose links come back after seconds, needs one second
+  // instead: there each false end of a lane costs more than a late one.
   std::uint16_t ack_ms = 134;
   std::uint8_t retries = 6;
-  // The traffic class of its packets; -1: what the stream's socket asks for.
+  // The traffic class of the lane's packets; -1: what the stream's socket asks
+  // for.
   std::int16_t traffic_class = -1;
   // A list for MayUseDevice.
   const char* devices = "";
@@ -55,8 +55,8 @@ struct Fabric {
 constexpr std::uint64_t kMostAckMs = 8000;
 constexpr std::uint64_t kMostRetries = 7;
 constexpr std::uint64_t kMostTrafficClass = 255;
-// All different lists of devices of a program's rules take so many bytes at
-// most, each with one byte more.
+// All different lists of devices of a program's rules take this many bytes at
+// most, each with one more byte.
 constexpr int kDeviceBytes = 512;
 
 struct Rule {
@@ -71,9 +71,9 @@ struct Rule {
   bool rdma = false;
   enum class Promote : std::uint8_t { kUnset, kEager, kAdaptive, kNever };
   Promote promote = Promote::kUnset;
-  std::uint16_t ack_ms = 0;         // 0: it does not say
-  std::uint8_t retries = 0;         // 0: it does not say
-  std::int16_t traffic_class = -1;  // -1: it does not say
+  std::uint16_t ack_ms = 0;         // 0: not set
+  std::uint8_t retries = 0;         // 0: not set
+  std::int16_t traffic_class = -1;  // -1: not set
   std::uint16_t devices = 0;        // where in Rules::devices; 0: nowhere
 };
 constexpr int kMaxRules = 64;
@@ -83,7 +83,7 @@ struct Rules {
   // Lists of devices, each with a zero behind it, from the second byte on.
   char devices[kDeviceBytes] = {};
   std::uint16_t devices_end = 1;
-  // Settings of the process that a rule made.
+  // Settings of the process that a rule has made.
   bool sets_spin = false;
   bool sets_qps = false;
   bool sets_pinned = false;
@@ -96,25 +96,27 @@ struct Rules {
   std::uint64_t max_ring = 0;
 };
 
-// The rules for a program of these names.  False: `text` is malformed.
+// Reads the rules for a program of these names. Returns false if `text` is
+// malformed.
 bool ParseRules(const char* text, const char* program, const char* comm,
                 Rules* rules);
 
-// Keeps a list of devices with the rules, and returns where.  0: it is none, or
-// there is no room for it.
+// Keeps a list of devices with the rules, and returns where. 0: it is no list,
+// or there is no room.
 std::uint16_t AddDevices(const char* begin, const char* end, Rules* rules);
-// Whether `entry` can stand in a list of devices.
+// Returns true if `entry` can stand in a list of devices.
 bool IsDevice(const char* entry);
-// Whether a list allows a device's port.  What an entry with `-` names is not
-// allowed; of other entries one has to name it, unless there is none.  An empty
-// list allows every device.
+// Returns true if a list allows a device's port. An entry with `-` forbids what
+// it names. If there are other entries, one has to name the port. An empty list
+// allows every device.
 bool MayUseDevice(const char* devices, const char* name, unsigned port);
 
-// `peer`: 16 bytes, IPv6 form; `port`: the service's.
+// Returns the terms of a stream. `peer`: 16 bytes, IPv6 form; `port`: the
+// service's.
 Terms TermsFor(const Config& config, const std::uint8_t* peer,
                std::uint16_t port, bool accepted);
-// For an RDMA lane of the same stream.  Its list of devices lives as long as
-// `config`.
+// Returns the fabric for an RDMA lane of that stream. Its list of devices lives
+// as long as `config`.
 Fabric FabricFor(const Config& config, const std::uint8_t* peer,
                  std::uint16_t port, bool accepted);
 

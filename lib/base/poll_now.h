@@ -9,8 +9,8 @@
 
 namespace rcsock::base {
 
-// What the kernel says of `one` without waiting, as poll() would with a time of
-// 0.  A raw system call: the preload must not see it.
+// Returns what poll() with a time of 0 says of `one`. A raw system call: the
+// preload must not see it.
 inline int PollNow(pollfd* one) {
   timespec now{};
   return static_cast<int>(::syscall(SYS_ppoll, one, 1, &now, nullptr, 8));

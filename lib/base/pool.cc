@@ -19,8 +19,8 @@ constinit Pool* pools RC_GUARDED_BY(pools_latch) = nullptr;
 
 }  // namespace
 
-// Before its latch is taken for the first time: fork looks after the latches of
-// those that are on the list.
+// Called before the pool's latch is taken for the first time: fork looks after
+// the latches of the pools on the list.
 void Pool::List() noexcept {
   pools_latch.lock();
   if (!listed_.load(std::memory_order_relaxed)) {
@@ -32,7 +32,7 @@ void Pool::List() noexcept {
 }
 
 bool Pool::Grow() {
-  // Doubled each time, so that a program of few streams has little.
+  // The size doubles each time, so a program of few streams has little.
   const std::size_t size = chunk_ == 0      ? kFirst
                            : chunk_ < kHuge ? 2 * chunk_
                                             : kHuge;
@@ -92,10 +92,10 @@ void Pool::Give(void* block) noexcept {
   latch_.unlock();
 }
 
-// Nothing is waited for here with pools_latch held: who lists a pool may hold
-// others' latches.
+// No thread waits here with pools_latch held: a thread that lists a pool may
+// hold other latches.
 //
-// (The analysis cannot count latches of a list, which stay held on return.)
+// The analysis cannot count the latches of a list, which stay held on return.
 void PoolsForkLock() RC_NO_LOCK_CHECK {
   for (Backoff backoff;; backoff.Wait()) {
     pools_latch.lock();

@@ -8,13 +8,13 @@
 
 namespace rcsock::base {
 
-// Memory for objects of one kind, side by side, in lines of their own.  A
-// server of thousands of streams touches a few objects of one of them for each
-// event; scattered over the heap each would cost a miss of the TLB besides that
-// of the cache, so many of them lie in huge pages.  Never given back to the
-// system.
+// Memory for objects of one kind, side by side, in lines of their own. For each
+// event a server of thousands of streams touches a few objects of one stream.
+// Scattered over the heap, each object would cost a miss of the TLB besides
+// that of the cache. So many of them lie in huge pages. Memory is never given
+// back to the system. Any thread may call Take and Give.
 //
-// Of static storage only (constinit).
+// For static storage only (constinit).
 class Pool {
  public:
   explicit constexpr Pool(std::size_t size)
@@ -22,7 +22,7 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Null when out of memory.
+  // Returns null when out of memory.
   void* Take() noexcept;
   void Give(void* block) noexcept;
 
@@ -37,15 +37,15 @@ class Pool {
   const std::size_t size_;
   Latch latch_;
   std::atomic<bool> listed_{false};  // set once, under pools_latch
-  // Each holds the address of the next.
+  // Each free block holds the address of the next.
   void* free_ RC_GUARDED_BY(latch_) = nullptr;
   std::byte* at_ RC_GUARDED_BY(latch_) = nullptr;
   std::byte* end_ RC_GUARDED_BY(latch_) = nullptr;
-  std::size_t chunk_ RC_GUARDED_BY(latch_) = 0;  // bytes of the last one
-  Pool* next_ = nullptr;  // of all that have been used; pools_latch's
+  std::size_t chunk_ RC_GUARDED_BY(latch_) = 0;  // bytes of the last chunk
+  Pool* next_ = nullptr;  // in the list of used pools; pools_latch's
 };
 
-// Around fork; the last latches taken, and the first given back.
+// Around fork. These latches are the last taken, and the first given back.
 void PoolsForkLock();
 void PoolsForkUnlock(bool child);
 

@@ -20,7 +20,7 @@ constexpr Named kNamed[] = {
     ONE(recvmsg), ONE(sendmsg), ONE(recvmmsg), ONE(sendmmsg), ONE(preadv2),
     ONE(pwritev2), ONE(sendfile), ONE(splice), ONE(io_submit),
     ONE(io_uring_setup), ONE(io_uring_enter), ONE(bpf),
-    // Readiness.  (A set that is made past the hooks is none of ours.)
+    // Readiness. A set that is made past the hooks is none of ours.
     ONE(poll), ONE(ppoll), ONE(select), ONE(pselect6), ONE(epoll_create),
     ONE(epoll_create1), ONE(epoll_ctl), ONE(epoll_wait), ONE(epoll_pwait),
     ONE(epoll_pwait2),
@@ -30,12 +30,12 @@ constexpr Named kNamed[] = {
     ONE(pidfd_getfd),
     // Handlers of signals, which rcsock wraps (lib/posix/signals.h).
     ONE(rt_sigaction),
-    // Processes: who else has the connection, and its end.
+    // Processes: which of them hold the connection, and its end.
     ONE(fork), ONE(vfork), ONE(clone), ONE(clone3), ONE(execve), ONE(execveat),
     ONE(exit_group), ONE(unshare)};
 #undef ONE
 
-// Requests of terminals are those of 'T', but for these.
+// Requests of terminals begin with 'T', except for these.
 bool IsTerminals(std::int64_t request) {
   constexpr std::int64_t kOthers[] = {
       0x5411,  // SIOCOUTQ
@@ -51,7 +51,7 @@ bool IsTerminals(std::int64_t request) {
   return (request & 0xff00) == 0x5400;
 }
 
-// Those that change nothing, and whose answer is the kernel's.
+// These requests change nothing, and the kernel's answer is right.
 bool IsHarmlessFcntl(std::int64_t request) {
   constexpr std::int64_t kGetFd = 1;
   constexpr std::int64_t kGetFl = 3;
@@ -87,26 +87,25 @@ bool IsKnownLibrary(std::string_view path) {
   constexpr std::string_view kPrefixes[] = {
       "libasan.so.", "libtsan.so.", "liblsan.so.", "libubsan.so.",
       "libhwasan.so.", "libclang_rt.", "liburing.so.", "liburing-ffi.so.",
-      // The preload makes their calls.
+      // The preload makes the calls of these libraries.
       "librcsock.so.", "librcsock_",
-      // The leak checker's, which stops the threads and looks at their memory.
+      // Its leak checker stops the threads and looks at their memory.
       "libtcmalloc.so.", "libtcmalloc_and_profiler.so.",
       "libtcmalloc_debug.so.",
-      // All their calls go through libc.
+      // All calls of these libraries go through libc.
       "libstdc++.so.6", "libgcc_s.so.1"};
   for (const std::string_view prefix : kPrefixes) {
     if (name.starts_with(prefix)) return true;
   }
-  // What rcsock loads for RDMA: libibverbs, librdmacm, the copy of it that a
-  // child of fork has (lib/verbs/library_copy.cc), and the drivers of devices,
-  // which are named like libmlx5-rdmav34.so.  They use descriptors of their
-  // own.
+  // Libraries that rcsock loads for RDMA: libibverbs, librdmacm, its copy in a
+  // child of fork (lib/verbs/library_copy.cc), and the drivers of devices,
+  // named like libmlx5-rdmav34.so. They use descriptors of their own.
   for (const std::string_view prefix :
        {"libibverbs.so.", "librdmacm.so.", "memfd:librdmacm (rcsock)"}) {
     if (name.starts_with(prefix)) return true;
   }
   if (name.find("-rdmav") != std::string_view::npos) return true;
-  // Two of its stressors call whatever there is, in processes of their own.
+  // Two of its stressors make any call, in processes of their own.
   if (name == "stress-ng") return true;
   // valgrind runs the program, and its own code beside it.
   return path.find("/valgrind/") != std::string_view::npos;

@@ -7,16 +7,16 @@
 
 namespace rcsock::base {
 
-// Whether a program that makes this call by machine code of its own may use a
+// Returns true if a program whose own machine code makes this call may use a
 // connection, a descriptor or an epoll set past the hooks.
 bool MayUseStreams(const SystemCall& call);
 
-// For people: "epoll_wait", or "any".
+// Returns a name for people: "epoll_wait", or "any".
 const char* NameOfCall(const SystemCall& call);
 
-// A library whose own system calls are known, by the last part of its path:
-// there are none (libstdc++), they use no stream (the sanitizers' own output),
-// are followed otherwise (liburing), or are made by the preload (rcsock's other
+// Returns true if the library's own system calls are known, by the last part of
+// its path. It makes none (libstdc++), uses no stream (a sanitizer's output),
+// is followed otherwise (liburing), or the preload makes its calls (rcsock's
 // libraries).
 bool IsKnownLibrary(std::string_view path);
 

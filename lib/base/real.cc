@@ -18,7 +18,7 @@ const int rcsock_posix_names;
 namespace rcsock::real {
 namespace {
 
-// What a call that this libc does not have answers.
+// The answer of a call that this libc does not have.
 long Missing() {
   errno = ENOSYS;
   return -1;
@@ -26,16 +26,16 @@ long Missing() {
 
 std::atomic<bool> behind_first{false};
 
-// librcsock_posix has the same names, and would only send us back.  (A look in
-// vain takes memory, but we may be called by a handler, or by a program's own
-// malloc.  What is loaded later than we comes behind libc.)
+// librcsock_posix has these names too, and would only send us back. A look-up
+// in vain takes memory, but a handler or the program's malloc may call this. A
+// library that is loaded later comes behind libc.
 bool PosixNamesNext() { return &rcsock_posix_names != nullptr; }
 
 [[gnu::cold]] void* Look(const char* name) {
   if (behind_first.load(std::memory_order_relaxed)) {
     return ::dlsym(RTLD_DEFAULT, name);
   }
-  // (A program may be linked so that libc comes before us.)
+  // A program may be linked so that libc comes before us.
   if (!PosixNamesNext()) {
     if (void* next = ::dlsym(RTLD_NEXT, name)) return next;
   }
@@ -65,7 +65,7 @@ SignalsBlocked::~SignalsBlocked() {
     found = reinterpret_cast<void*>(&Missing);
     base::Log("libc has no %s", name);
   }
-  // Two threads that race here store the same value.
+  // Two threads that race here store equal values.
   __atomic_store_n(slot, found, __ATOMIC_RELEASE);
   return found;
 }

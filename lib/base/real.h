@@ -23,11 +23,12 @@
 #include <cstddef>
 
 // The calls that the preload interposes, as libc has them:
-// rcsock::real::recv(...) never comes back to us.  Looked up at first use, so
-// that a call made before any constructor has run works too.
+// rcsock::real::recv(...) never comes back to rcsock. They are looked up at
+// first use, so that a call before any constructor works too.
 namespace rcsock::real {
 
-// Finds the next definition of `name` and stores it; null if there is none.
+// Finds the next definition of `name` and stores it in `slot`. Returns it, or
+// null.
 void* Resolve(void** slot, const char* name);
 
 // From now on the first definition in the process counts, and not the next one:

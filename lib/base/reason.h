@@ -5,8 +5,8 @@
 
 namespace rcsock::base {
 
-// Why a stream is on TCP, or left its lane.  The second column is the key in
-// the statistics; the third is what a person is told.
+// Why a stream is on TCP, or left its lane. The second column is the key in the
+// statistics; the third is the text for a person.
 #define RCSOCK_REASONS(X)                                                     \
   X(kNone, "none", "on a lane")                                               \
   X(kShortLived, "short_lived", "ended before a lane was worth it, or there") \

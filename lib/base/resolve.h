@@ -5,8 +5,8 @@
 
 namespace rcsock::real {
 
-// No handler comes in: one that jumped away would leave the loader's lock
-// taken.
+// Blocks all signals in its scope. A handler that jumped away would leave the
+// loader's lock taken.
 class SignalsBlocked {
  public:
   SignalsBlocked();
@@ -18,8 +18,8 @@ class SignalsBlocked {
   std::uint64_t before_ = 0;
 };
 
-// As Resolve (lib/base/real.h), of one who has blocked them: several names at
-// once.
+// As Resolve (lib/base/real.h), for a caller that has blocked the signals: it
+// looks up several names at once.
 void* ResolveBlocked(void** slot, const char* name);
 
 }  // namespace rcsock::real

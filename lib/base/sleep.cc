@@ -13,13 +13,13 @@
 
 namespace rcsock::base {
 
-// While cancellation is asynchronous the thread may be unwound from any
-// instruction.  So the functions that let it be so have nothing to clean up
-// (then the unwinder does not ask their tables where a call may throw), and the
-// system call is made here and not by syscall(), which is declared to throw
-// nothing.  libc's own blocking calls do the same.  (Not the program's
+// While cancellation is asynchronous, the thread may be unwound from any
+// instruction. So the functions that allow it have nothing to clean up: then
+// the unwinder does not ask their tables where a call may throw. They make the
+// system call themselves, since syscall() is declared to throw nothing. libc's
+// own blocking calls do so too. They do not call the program's
 // pthread_setcanceltype(): what this thread sets here is no wish of the
-// program's.)
+// program's.
 
 namespace {
 
@@ -29,7 +29,7 @@ namespace {
   register long fourth asm("r10") = d;
   register long fifth asm("r8") = e;
   register long sixth asm("r9") =
-      8;  // a signal mask's size, had there been one
+      8;  // a signal mask's size, if there were a mask
   asm volatile("syscall"
                : "+a"(result)
                : "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth), "r"(sixth)
@@ -37,8 +37,8 @@ namespace {
   return result;
 }
 
-// epoll_pwait2 is younger than many a filter of system calls, which says ENOSYS
-// or EPERM, and neither is an answer of the call itself.
+// epoll_pwait2 is younger than many filters of system calls. They say ENOSYS or
+// EPERM, and neither is an answer of the call itself.
 constinit std::atomic<bool> refused{false};
 
 bool Refused(long error) {
@@ -47,7 +47,8 @@ bool Refused(long error) {
   return true;
 }
 
-// Of more than an int the sleep ends early, and its caller looks at the time.
+// A time-out that does not fit ends the sleep early; its caller looks at the
+// time.
 int Milliseconds(const timespec* timeout) {
   constexpr long kMostMs = 2'000'000'000;
   if (timeout == nullptr) return -1;
@@ -124,8 +125,8 @@ int FutexSleepShared(const std::atomic<std::uint32_t>* word,
     if (result != -ENOSYS && result != -EPERM) return result > 0 ? 0 : result;
     two.store(Two::kRefused, std::memory_order_relaxed);
   }
-  // (With a time-out it may be the application's, of some seconds: not to be
-  // woken more often than needed.)
+  // A given time-out may be the application's, of some seconds: it should cause
+  // no more wake-ups than needed.
   const timespec longest{timeout == nullptr ? 1 : 10, 0};
   const bool longer = timeout == nullptr || timeout->tv_sec >= longest.tv_sec;
   const int result =

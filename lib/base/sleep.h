@@ -14,32 +14,34 @@
 
 namespace rcsock::base {
 
-// For the sleep of an application's call: points at which pthread_cancel ends
-// the thread, asleep or about to be, as it does in the kernel's blocking calls.
-// The callers' frames are unwound.
+// Sleeps of an application's call. In each of them pthread_cancel ends the
+// thread, asleep or about to be, as in the kernel's blocking calls. The
+// callers' frames are unwound.
 
-// FutexWait.
+// As FutexWait.
 int FutexSleep(const void* word, std::uint32_t expected,
                const timespec* timeout, bool shared);
-// The same of a word in memory that another process maps, which can move its
-// sleepers to another word (FUTEX_CMP_REQUEUE): nobody wakes them there.  So
-// `own`, a word of this process, ends the sleep as well.  Where the kernel
-// cannot sleep on two words, or is to end the sleep for each signal (with a
-// time-out), the sleep ends after some seconds: -EAGAIN, look again.
+// As FutexSleep, on a word in memory that another process maps. That process
+// can move its sleepers to another word (FUTEX_CMP_REQUEUE), where no thread
+// wakes them. So a change of `own`, a word of this process, ends the sleep as
+// well. The sleep ends after some seconds if the kernel cannot sleep on two
+// words, or if a time-out is given, so that each signal ends it. It then
+// returns -EAGAIN: look again.
 int FutexSleepShared(const std::atomic<std::uint32_t>* word,
                      std::uint32_t expected,
                      const std::atomic<std::uint32_t>* own,
                      std::uint32_t own_expected, const timespec* timeout);
-// epoll_wait on a set of ours; how many events, or -errno.  timeout null: none.
+// epoll_wait on a set of rcsock's. Returns how many events, or -errno. Null
+// `timeout`: no limit.
 int EpollSleep(int set, epoll_event* events, int capacity,
                const timespec* timeout);
-// epoll_pwait2, also where the kernel does not know it or a filter of system
-// calls refuses it: in milliseconds then.
+// epoll_pwait2. If the kernel does not know it, or a filter of system calls
+// refuses it, epoll_pwait in milliseconds.
 int EpollPwait(int set, epoll_event* events, int capacity,
                const timespec* timeout, const sigset_t* mask);
 
-// No such point, as nanosleep() would be: for a wait inside a call that is
-// none. Less than a second; a handler may end it.
+// Sleeps less than a second; a handler may end the sleep. It is no cancellation
+// point, as nanosleep() would be: it serves calls that are none.
 inline void SleepThrough(long ns) {
   CheckMaySleep();
   const timespec brief{0, ns};

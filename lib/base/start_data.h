@@ -1,12 +1,11 @@
 #ifndef RCSOCK_LIB_BASE_START_DATA_H_
 #define RCSOCK_LIB_BASE_START_DATA_H_
 
-// For a variable that every process touches as it starts or ends, whether it
-// ever connects or not: such ones stand together, in pages that the loader has
-// written to already.  Zeroed memory of the library is megabytes (the table of
-// descriptors), and each that stands alone there costs a process a page fault.
-// (The functions of start and end are [[gnu::cold]] for the same reason: the
-// linker puts those together.)
+// For a variable that every process touches as it starts or ends. These
+// variables stand together, in pages that the loader has written to already.
+// The library's zeroed memory spans megabytes: a variable that stands alone
+// there costs each process a page fault. Functions of start and end are
+// [[gnu::cold]] for a like reason: the linker puts those together.
 #define RCSOCK_START_DATA __attribute__((section(".data.rcsock_start")))
 
 #endif  // RCSOCK_LIB_BASE_START_DATA_H_

@@ -21,7 +21,7 @@ namespace {
 constexpr int kMostInternal = 65536;
 using Set = std::atomic<std::uint64_t>[kMostInternal / 64];
 Set internal_fds;
-Set parent_fds;  // of them
+Set parent_fds;  // a subset of internal_fds
 Set closing_fds;
 
 bool Has(const Set& set, int fd) {
@@ -40,7 +40,7 @@ void Mark(Set& set, int fd, bool in) {
   }
 }
 
-// Where the application has no number, if it can be helped.
+// Returns where the application's numbers end, if possible.
 rlim_t Top() {
   // A table of a million entries costs the kernel 8 MiB: stay under 64 Ki even
   // where the limit is higher.
@@ -54,21 +54,22 @@ rlim_t Top() {
 }
 
 constinit Latch low_latch;
-// Written with it.
+// Written with low_latch held.
 constinit std::atomic<std::uint32_t> library_opens{0};
-// Until there are none.
+// dup2 waits no longer, until no library opens.
 constinit bool opens_given_up RC_GUARDED_BY(low_latch) = false;
 constinit int opens_awaited RC_GUARDED_BY(low_latch) = 0;
 
 }  // namespace
 
-// (Its users know the latch by no name: what they have of it is asserted.)
+// Users of these classes cannot name the latch. They assert it where they need
+// it.
 LowNumber::LowNumber() RC_NO_LOCK_CHECK { low_latch.lock(); }
 LowNumber::~LowNumber() RC_NO_LOCK_CHECK { low_latch.unlock(); }
 
 LibraryOpens::LibraryOpens() {
-  // (Who has it has put something onto its number before this goes on, and who
-  // comes for it later sees this.)
+  // The holder of a FreeNumber has filled its number before this goes on. A
+  // later holder sees the count.
   const LowNumber low;
   library_opens.fetch_add(1, std::memory_order_relaxed);
 }
@@ -120,9 +121,9 @@ bool IsInternalFd(int fd) { return Has(internal_fds, fd); }
 
 bool IsInternalFdOrGone(int fd) {
   if (IsInternalFd(fd)) return true;
-  // Whoever has a new one has marked it by then.
+  // By then the maker of a new descriptor has marked it.
   const LowNumber marked;
-  // CloseRaw marks it as closing before it takes the other mark away.
+  // CloseRaw marks a number as closing before it removes the other mark.
   return IsInternalFd(fd) || Has(closing_fds, fd) ||
          ::syscall(SYS_fcntl, fd, F_GETFD) < 0;
 }
@@ -135,7 +136,7 @@ void Disown(int fd) {
 void CloseRaw(int fd) {
   const bool internal = IsInternalFd(fd);
   if (internal) Mark(closing_fds, fd, true);
-  // Before the number can be another's.
+  // Before another file can have the number.
   Disown(fd);
   const int saved = errno;
   ::syscall(SYS_close, fd);
@@ -169,7 +170,7 @@ int RelocateHighForParent(int fd) {
 int CopyHigh(int fd) {
   const LowNumber unmarked;
   long copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, Top());
-  // (Above the limit's last: below it there may be one.)
+  // No number is free above Top(); below it there may be one.
   if (copy < 0) copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
   Mark(internal_fds, static_cast<int>(copy), true);
   return static_cast<int>(copy);

@@ -8,28 +8,28 @@
 
 namespace rcsock::base {
 
-// Closes an internal descriptor by a raw system call (never through the
-// preload).
+// Closes an internal descriptor by a raw system call, never through the
+// preload.
 void CloseRaw(int fd);
-// It is none any more, and about to be closed otherwise.
+// The number is internal no longer; its caller closes it in another way.
 void Disown(int fd);
 
-// Moves `fd` to the top of the process's range, close-on-exec, so that the
-// application keeps the low numbers it would have without rcsock.  Returns the
-// new number; on failure `fd` itself, made close-on-exec.  -1 stays -1.
+// Moves `fd` to the top of the process's range, close-on-exec. So the
+// application keeps the low numbers that it would have without rcsock. Returns
+// the new number; on failure `fd` itself, made close-on-exec. -1 stays -1.
 int RelocateHigh(int fd);
 
-// The same for one that no child of fork has a use for.
+// As RelocateHigh, for a descriptor that no child of fork needs.
 int RelocateHighForParent(int fd);
 
-// It is rcsock's at the number that it has.
+// Makes the number rcsock's where it is, close-on-exec.
 void KeepNumber(int fd);
 
-// The kernel gives out the lowest number that is free, so a new descriptor of
-// rcsock's is for a moment where dup2 of the application may put something
-// else, which would then be moved and closed in its place; and a child of fork
-// would have it there for good.  Held by who has one, until it is at the top,
-// and by those two.  What is done with it held is short, and takes no latch.
+// Held from the creation of a descriptor of rcsock's until it is at the top,
+// and by FreeNumber and LibraryOpens. The kernel gives out the lowest free
+// number. So dup2 of the application may put another file at a new number,
+// which rcsock would then move and close. A child of fork would keep the number
+// for good. What runs with a LowNumber held is short, and takes no latch.
 class LowNumber {
  public:
   LowNumber();
@@ -40,10 +40,10 @@ class LowNumber {
  private:
   const Critical critical_;
 };
-// The same where another library opens, which may take long, or wait for what
-// the caller of dup2 has (the loader's lock, in a constructor).  So nothing is
-// held: dup2 waits until it is over (FreeNumber), and if that takes too long
-// (five seconds) no longer, nor does the next one.
+// As LowNumber, around the open of another library. That open may take long, or
+// wait for what the caller of dup2 has (the loader's lock, in a constructor).
+// So no latch is held: dup2 waits until the open is over (FreeNumber). After
+// five seconds dup2 goes on, and later ones no longer wait.
 class LibraryOpens {
  public:
   LibraryOpens();
@@ -52,7 +52,7 @@ class LibraryOpens {
   LibraryOpens& operator=(const LibraryOpens&) = delete;
 };
 
-// Held by dup2 onto a number that may be free.
+// dup2 holds it for a number that may be free.
 class FreeNumber {
  public:
   explicit FreeNumber(std::uint64_t limit_ns = 5'000'000'000);
@@ -67,7 +67,7 @@ class FreeNumber {
 void LowNumberForkLock();
 void LowNumberForkUnlock(bool child);
 
-// What `open()` returns, moved.
+// Moves what `open()` returns to the top, and returns the new number.
 template <class Open>
 int OpenHigh(Open open) {
   const LowNumber low;
@@ -78,18 +78,18 @@ int OpenHighForParent(Open open) {
   const LowNumber low;
   return RelocateHighForParent(static_cast<int>(open()));
 }
-// Another number of the same, at the top from the beginning; -1 and errno.
+// Duplicates `fd` to the top at once. Returns -1 and errno on failure.
 int CopyHigh(int fd);
 int CopyHighForParent(int fd);
-// In the child: closes those that are open.
+// In the child of fork: closes the descriptors made by the ...ForParent calls.
 void CloseParentFds();
 
-// Whether `fd` is one that RelocateHigh has given out: the application can
-// neither close nor see it.
+// Returns true if `fd` is internal: the application can neither close nor see
+// it.
 bool IsInternalFd(int fd);
-// For a number that was seen to be open: whether it is internal, or is not open
-// any more.  IsInternalFd misses one that another thread is just making or
-// closing.  Not with a LowNumber held.
+// For a number that was seen to be open: returns true if it is internal, or is
+// not open any more. IsInternalFd misses a number that another thread is just
+// making or closing. Requires that the caller holds no LowNumber.
 bool IsInternalFdOrGone(int fd);
 
 class UniqueFd {

@@ -6,8 +6,8 @@
 namespace rcsock::ring {
 
 // The 32 bits that come with each write: kind (bits 31-29), flags (28-25),
-// length (24-0).  An RDMA immediate has room for no more, so a message's place
-// in the ring is implicit: both ends advance the same position.
+// length (24-0). An RDMA immediate has no more room. So a message's place in
+// the ring is implicit: both ends advance one position alike.
 enum class Kind : std::uint8_t {
   kNone = 0,  // never sent: an empty slot reads as zero
   kData = 1,
@@ -45,7 +45,7 @@ constexpr std::uint32_t Encode(Imm imm) {
          (imm.length & kMaxLength);
 }
 
-// kFlagCredit where there is an immediate: the low 8 bits of the credit are in
+// kFlagCredit where there is an immediate: the low 8 bits of the credit take
 // the place of the length's highest (bits 24-17).
 constexpr int kCreditAt = 17;
 constexpr std::uint32_t kCreditMask = 0xff;
@@ -57,8 +57,8 @@ constexpr Imm WithCredit(Imm imm, std::uint64_t credit) {
   return imm;
 }
 
-// Any 32 bits decode to something; whether that makes sense (kind, flags,
-// length against the ring) is checked by ring::Rx, since a peer wrote it.
+// Decodes any 32 bits. A peer wrote them, so ring::Rx checks whether kind,
+// flags and length make sense.
 constexpr Imm Decode(std::uint32_t bits) {
   return Imm{static_cast<Kind>(bits >> 29),
              static_cast<std::uint8_t>(bits >> 25 & 15), bits & kMaxLength};

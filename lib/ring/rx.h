@@ -10,8 +10,9 @@
 
 namespace rcsock::ring {
 
-// The receiver's side of a ring.  It takes one message at a time, checks it,
-// and says where its bytes are.  Small enough to copy: peeking runs on a copy.
+// The receiver's side of a ring. It takes one message at a time, checks it, and
+// says where its bytes are. No threads: the lane's latch of this direction
+// guards it. It is small enough to copy: peeking runs on a copy.
 class Rx {
  public:
   explicit Rx(const Geometry& geometry)
@@ -21,11 +22,12 @@ class Rx {
         slots_(geometry.slots),
         geometry_(geometry) {}
 
-  // The message to look at next (or the current one): whole messages consumed.
+  // The message to look at next, or the current one: the count of whole
+  // messages consumed.
   std::uint64_t next() const { return next_; }
-  // Its slot, or slot 0 instead: see Tx::At.
+  // The slot of that message, or slot 0 instead: see Tx::At.
   std::uint32_t slot() const { return slot_; }
-  // It is slot 0.
+  // The next message is in slot 0.
   void ToFirstSlot() { slot_ = 0; }
   // A message has been accepted and not yet consumed to its end.
   bool active() const { return left_ != 0; }
@@ -33,15 +35,15 @@ class Rx {
   bool data() const { return data_; }
   bool in_slot() const { return in_slot_; }
   std::uint32_t left() const { return left_; }
-  // Where the first of them is: in the byte ring, or in the slot.
+  // Where the first byte left is: in the byte ring, or in the slot.
   std::uint32_t offset() const { return offset_; }
 
-  // Takes message number next().  Only when !active().  False: malformed, and
-  // nothing has changed; the lane must end.  Data and control only; kCredit is
-  // the lane's business.
+  // Takes message number next(). Requires !active(). Returns false if it is
+  // malformed; then nothing has changed, and the lane must end. Takes data and
+  // control only; kCredit is the lane's business.
   //
-  // A sender that lies within these bounds (say, writes over bytes not yet
-  // consumed) spoils only what it sends itself.
+  // A sender that lies within these bounds, for example by writing over bytes
+  // not yet consumed, spoils only its own data.
   [[nodiscard]] bool Accept(std::uint32_t bits) {
     const Imm imm = Decode(bits);
     const bool data = imm.kind == Kind::kData;
@@ -79,21 +81,21 @@ class Rx {
     return true;
   }
 
-  // The sender may go over to a ring of so many bytes, with records of up to
-  // half of it.
+  // From now on the sender may go over to a ring of this many bytes, with
+  // records of up to half that size.
   void Expect(std::uint32_t bytes) { next_bytes_ = bytes; }
   std::uint32_t ring_bytes() const { return geometry_.bytes; }
-  // 0 and 1 in turn: the ring of the last data message.
+  // Which ring the last data message is in: 0 and 1 in turn.
   std::uint8_t ring() const { return ring_; }
 
-  // Consumes a whole inline message that the caller has checked and dealt with
-  // itself.  Only when !active().
+  // Consumes a whole inline message that the caller has checked and taken.
+  // Requires !active().
   void TakeInline() {
     ++next_;
     slot_ = (slot_ + 1) & (slots_ - 1);
   }
 
-  // Consumes `n` <= left() bytes of the current message.  True: that was its
+  // Consumes `n` <= left() bytes of the current message. Returns true at its
   // end.
   bool Take(std::uint32_t n) {
     RC_DCHECK(n <= left_);  // I-RING-2
@@ -108,14 +110,15 @@ class Rx {
   // Drops the rest of the current message without consuming it.  The lane ends.
   void Forget() { left_ = 0; }
 
-  // Enough has been consumed since the last credit to tell the sender.
+  // Returns true if enough has been consumed since the last credit to tell the
+  // sender.
   bool CreditDue() const {
     return next_ - published_ >= due_slots_ || pending_bytes_ >= due_bytes_;
   }
-  // The same when the last message was inline.
+  // As CreditDue, when the last message was inline.
   bool SlotsDue() const { return next_ - published_ >= due_slots_; }
   std::uint64_t unpublished() const { return next_ - published_; }
-  // The credit to write now: messages consumed.
+  // Returns the credit to write now: the count of messages consumed.
   std::uint64_t Publish() {
     published_ = next_;
     pending_bytes_ = 0;
@@ -123,11 +126,11 @@ class Rx {
   }
 
  private:
-  // Often enough that a sender in full flow never waits for credit, seldom
+  // Often enough that a sender in full flow never waits for credit; seldom
   // enough that the control line stays shared.
   static constexpr std::uint32_t kDueBytes = 16 * 1024;
 
-  // What every message needs comes first, side by side.
+  // The fields that every message needs come first, side by side.
   std::uint64_t next_ = 0;
   std::uint64_t published_ = 0;
   std::uint32_t left_ = 0;
@@ -137,9 +140,9 @@ class Rx {
   std::uint32_t due_slots_;
   std::uint32_t slots_;
   std::uint32_t offset_ = 0;
-  std::uint32_t ring_length_ = 0;  // taken up by the current message
-  std::uint32_t position_ = 0;    // in the byte ring, of the next message there
-  std::uint32_t next_bytes_ = 0;  // of the ring that is offered; 0: none
+  std::uint32_t ring_length_ = 0;  // of the current message, in the byte ring
+  std::uint32_t position_ = 0;  // of the byte ring, for the next message there
+  std::uint32_t next_bytes_ = 0;  // size of the offered ring; 0: none
   std::uint8_t ring_ = 0;
   bool data_ = false;
   bool in_slot_ = false;

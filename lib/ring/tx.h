@@ -13,26 +13,26 @@ namespace rcsock::ring {
 struct Geometry {
   std::uint32_t bytes;       // of the byte ring
   std::uint32_t slots;       // messages in flight, a power of two, at least 16
-  std::uint32_t inline_max;  // data of at most so many bytes is inline; 0: none
+  std::uint32_t inline_max;  // data up to this length is inline; 0: none
   std::uint32_t record_max;  // longest message
 };
 
-// Data may not take the last slots: they are for control messages.
+// The last slots are for control messages; data may not take them.
 constexpr std::uint32_t kCtlSlots = 4;
-// A control message is in its slot, and no longer than this.
+// A control message is in its slot, and not longer than this.
 constexpr std::uint32_t kCtlMax = 56;
-// A free stretch shorter than this is no room for a message that wants more;
-// otherwise small leftovers would cut bulk data into small messages for ever.
+// A free stretch shorter than this does not count as room for a longer message.
+// Otherwise small leftovers would cut bulk data into small messages for ever.
 constexpr std::uint32_t kMinRoom = 4096;
 
-// One message that has been sent and not yet credited.
+// A message that has been sent and not yet credited.
 struct Sent {
   std::uint64_t start;        // of its data in the byte stream
-  std::uint32_t offset;       // in the byte ring; of no meaning if inline
-  std::uint32_t length : 29;  // (an immediate has 25 bits for it)
+  std::uint32_t offset;       // in the byte ring; no meaning if inline
+  std::uint32_t length : 29;  // an immediate has 25 bits for it
   std::uint32_t in_slot : 1;  // kFlagInline
   std::uint32_t data : 1;
-  std::uint32_t ring : 1;  // Tx::ring() at that time; if inline, of no meaning
+  std::uint32_t ring : 1;  // Tx::ring() when sent; no meaning if inline
 };
 static_assert(sizeof(Sent) == 16);
 
@@ -53,25 +53,25 @@ struct Piece {
   std::uint8_t ring;
 };
 
-// The sender's side of a ring: what is free, what is outstanding and where. All
-// of it is private; nothing that the peer can write is consulted but the
-// credit, which is checked.
+// The sender's side of a ring: what is free, what is outstanding and where. The
+// lane's latch of this direction guards it. All state is private: of what the
+// peer can write, it uses only the credit, and checks that.
 class Tx {
  public:
-  // `table` has geometry.slots entries and outlives this; the first of them is
+  // `table` has geometry.slots entries and outlives this. Its first entry is
   // never touched.
   Tx(Sent* table, const Geometry& geometry)
       : table_(table), slots_(geometry.slots), geometry_(geometry) {}
 
-  // The slot of a message that is not yet credited.  The first message that is
-  // sent when all others have been credited is in slot 0, the next in slot 1
-  // and so on, round and round: so light traffic stays in the first slots.
+  // Returns the slot of a message that is not yet credited. A message that is
+  // sent when all others are credited goes to slot 0. The next go to slot 1 and
+  // so on, round and round. So light traffic stays in the first slots.
   std::uint32_t At(std::uint64_t number) const {
     return (static_cast<std::uint32_t>(number) - first_) & (slots_ - 1);
   }
 
-  // Takes the next message, of at most `want` data bytes: never across the end
-  // of the ring, never beyond the credit, never longer than a record.
+  // Takes the next message, of at most `want` data bytes. It never crosses the
+  // end of the ring, exceeds the credit, or is longer than a record.
   Placement ReserveData(std::size_t want) {
     const std::uint64_t outstanding = sent_ - credited_;
     if (want == 0 || outstanding >= slots_ - kCtlSlots) return {};
@@ -84,8 +84,8 @@ class Tx {
       place.length = static_cast<std::uint32_t>(want);
       place.imm.flags = kFlagInline;
     } else {
-      // Everything came back: begin at the front, so that light traffic stays
-      // in the same few lines and pages.
+      // All is credited: begin at the front, so that light traffic stays in few
+      // lines and pages.
       if (fresh_) {
         place.imm.flags = kFlagRing;
       } else if (outstanding == 0 && offset_ != 0) {
@@ -117,21 +117,22 @@ class Tx {
     return place;
   }
 
-  // Whether ReserveData(want) would take all of it, and leave half of the ring,
-  // or all else is credited.
+  // Returns true if ReserveData(want) would take all bytes, and either leave
+  // half of the ring, or have no other message outstanding.
   bool Fits(std::size_t want) const {
     return want <= geometry_.record_max && want <= Allowed() &&
            (sent_ == credited_ || (used_ + want <= geometry_.bytes / 2 &&
                                    offset_ + want <= geometry_.bytes));
   }
 
-  // Makes the last message longer by up to `want` bytes: it is data in the byte
-  // ring, and its immediate has not been sent.  Returns how many; they follow
-  // what is there.
+  // Lengthens the last message by up to `want` bytes, if it is data in the byte
+  // ring. Requires that its immediate has not been sent. Returns how many bytes
+  // it has added behind the message's own.
   std::uint32_t ExtendLast(std::size_t want);
 
-  // ReserveData of what fits in a slot, without its questions: 0 < length <=
-  // inline_max, and fewer than slots - kCtlSlots outstanding.  Its number.
+  // ReserveData of what fits in a slot, without its checks. Requires 0 < length
+  // <= inline_max, and fewer than slots - kCtlSlots outstanding. Returns the
+  // message's number.
   std::uint64_t ReserveInline(std::uint32_t length) {
     RC_DCHECK(length != 0 && outstanding() < slots_);
     Next() = {posted_, 0, length, true, true, 0};
@@ -139,15 +140,15 @@ class Tx {
     return sent_++;
   }
 
-  // The slot of the message that is reserved next.
+  // Returns the slot of the message that is reserved next.
   std::uint32_t NextAt() {
     if (sent_ == credited_) first_ = static_cast<std::uint32_t>(sent_);
     return At(sent_);
   }
 
-  // ReserveInline where all before has been credited: OnAllCredited() as well,
-  // and the message goes into slot 0.  `number` is sent(), which the caller
-  // has.
+  // ReserveInline when all messages before are credited. It does
+  // OnAllCredited() as well, and puts the message into slot 0. `number` is
+  // sent(), which the caller has.
   void ReserveAlone(std::uint64_t number, std::uint32_t length) {
     RC_DCHECK(number == sent_ && length != 0);
     credited_ = number;
@@ -159,8 +160,9 @@ class Tx {
     sent_ = number + 1;
   }
 
-  // From the next data message on, another ring is written to.  What is in the
-  // old one stays there until it is credited; only then may it change again.
+  // From the next data message on, another ring is written to. What is in the
+  // old ring stays there until it is credited. Only then may the ring change
+  // again.
   void Switch(std::uint32_t bytes, std::uint32_t record_max) {
     geometry_.bytes = bytes;
     geometry_.record_max = record_max;
@@ -170,11 +172,11 @@ class Tx {
     fresh_ = true;
     switched_at_ = sent_;
   }
-  // 0 and 1 in turn.
+  // Which ring is written to: 0 and 1 in turn.
   std::uint8_t ring() const { return ring_; }
 
-  // Data bytes that may be outstanding, whatever there is room for; at least
-  // one message in a slot where nothing is.
+  // Bounds the data bytes that may be outstanding, whatever room there is. If
+  // none are outstanding, one message in a slot always fits.
   void Bound(std::uint32_t bytes) { bound_ = bytes; }
   void Unbound() { bound_ = kUnbounded; }
   bool bounded() const { return bound_ != kUnbounded; }
@@ -182,15 +184,15 @@ class Tx {
     const std::uint64_t out = posted_ - acked_;
     return out < bound_ ? bound_ - out : 0;
   }
-  // Less is no room, as with kMinRoom.
+  // Less than this counts as no room, as with kMinRoom.
   std::uint64_t LeastAllowed() const { return bound_ / 4 + 1; }
   bool OldCredited() const { return credited_ >= switched_at_; }
 
   // Takes the next message for a control message of `length` bytes, inline.
   Placement ReserveCtl(std::size_t length, Kind kind = Kind::kCtl);
 
-  // The receiver has consumed its first `consumed` messages.  False: it cannot
-  // have (it went back, or beyond what was sent).
+  // The receiver has consumed its first `consumed` messages. Returns false if
+  // that cannot be: the count went back, or is beyond what was sent.
   [[nodiscard]] bool OnCredit(std::uint64_t consumed) {
     if (consumed < credited_ || consumed > sent_) return false;
     // At most `slots` turns: no more can be outstanding.
@@ -203,34 +205,35 @@ class Tx {
     return true;
   }
 
-  // OnCredit(sent()), at once.
+  // As OnCredit(sent()), without a loop.
   void OnAllCredited() {
     credited_ = sent_;
     acked_ = posted_;
     used_ = 0;
   }
 
-  // Data bytes that a bulk sender could post now; 0 if ReserveData(large)
-  // fails.
+  // Returns how many data bytes a bulk sender could post now; 0 if
+  // ReserveData(large) fails.
   std::size_t Writable() const;
   std::uint32_t ring_bytes() const { return geometry_.bytes; }
   std::uint32_t record_max() const { return geometry_.record_max; }
   std::uint32_t FreeBytes() const { return geometry_.bytes - used_; }
   std::uint64_t outstanding() const { return sent_ - credited_; }
-  // Data messages that may be outstanding.
+  // How many data messages may be outstanding.
   std::uint32_t most_outstanding() const { return geometry_.slots - kCtlSlots; }
 
-  // Messages; data bytes.
+  // The first two count messages, the last two data bytes.
   std::uint64_t sent() const { return sent_; }
   std::uint64_t credited() const { return credited_; }
   std::uint64_t posted() const { return posted_; }
   std::uint64_t acked() const { return acked_; }
 
-  // Where byte `from` of the stream lies, if acked() <= from < posted().
+  // Returns where byte `from` of the stream lies, if acked() <= from <
+  // posted().
   Piece Find(std::uint64_t from) const;
 
  private:
-  // What is kept of the message about to be sent.
+  // The entry of the message that is reserved next.
   Sent& Next() {
     const std::uint32_t at = NextAt();
     return at == 0 ? alone_ : table_[at];
@@ -255,13 +258,13 @@ class Tx {
     used_ += length;
   }
 
-  // What each message in slot 0 needs comes first: 56 bytes, which share a line
-  // with eight of the lane's.
+  // The fields that each message in slot 0 needs come first: 56 bytes, which
+  // share a line with eight of the lane's.
   std::uint64_t sent_ = 0;
   std::uint64_t credited_ = 0;
   std::uint64_t posted_ = 0;
   std::uint64_t acked_ = 0;
-  std::uint32_t first_ = 0;  // the message in slot 0, of those not credited
+  std::uint32_t first_ = 0;  // the message in slot 0, if not yet credited
   std::uint32_t used_ = 0;   // bytes of the byte ring not yet credited
   Sent alone_{};             // slot 0: light traffic needs no line of the table
 

@@ -1,5 +1,5 @@
-// The anchor: bytes that go over TCP, raw ones and frames, and what is read
-// ahead of the application.
+// The anchor: raw bytes and frames that go over TCP, and what is read ahead of
+// the application.
 
 #include <algorithm>
 
@@ -20,13 +20,13 @@ ssize_t Stream::SendRaw(const iovec* iov, int count) {
     tail_tx_.Push(iov, count, static_cast<std::size_t>(n));
     tx_off_ += static_cast<std::uint64_t>(n);
   } else if (n < 0 && n != -EAGAIN && n != -EINTR) {
-    // Only what the kernel itself will repeat for ever.
+    // Only these errors does the kernel repeat for ever.
     if (n == -EPIPE || n == -ECONNRESET) tx_broken_ = true;
   }
   return n;
 }
 
-// True if nothing is left to be written.
+// Returns true if nothing is left to be written.
 bool Stream::FlushOut() {
   if (out_.empty()) return true;
   while (!out_.empty()) {
@@ -35,9 +35,9 @@ bool Stream::FlushOut() {
     if (n == -EAGAIN || n == -EINTR || n == 0) return false;
     if (n < 0) {
       // The reading side still delivers what the peer sent before it went.
-      // After its FIN a reset is EPIPE, as in the kernel, which has not seen
-      // the FIN if it came as a frame; and nothing at all if only frames were
-      // still to go: to TCP its end would have been an orderly one.
+      // After the peer's FIN a reset is EPIPE, as in the kernel. The kernel has
+      // not seen a FIN that came as a frame. If only frames were still to go,
+      // the error is nothing: to TCP the end would have been orderly.
       const bool nothing =
           pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
           (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()));
@@ -45,8 +45,8 @@ bool Stream::FlushOut() {
         const bool more =
             rx_ != Rx::kRaw || waiting_ != Waiting::kNothing || !limbo_.empty();
         if (n == -ECONNRESET && more && !pfin_known_) {
-          // The kernel tells of a reset once, and this time told the writer.
-          // What is on the lane came before it.
+          // The kernel reports a reset once, and has reported it to the writer.
+          // What is on the lane came before the reset.
           send_error_ = static_cast<int>(-n);
         } else {
           so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
@@ -63,7 +63,7 @@ bool Stream::FlushOut() {
   return true;
 }
 
-// For the application: bytes, 0 at the end, or -errno.
+// For the application. Returns bytes, 0 at the end, or -errno.
 ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
   const ssize_t n = anchor_->RecvV(iov, count, peek);
   if (n > 0 && !peek) {
@@ -74,9 +74,9 @@ ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
   return n;
 }
 
-// The same behind the first `skip` bytes of the vector; 0: nothing, for now.
-// (An end is there for the next call, too.  An error is not: the kernel tells
-// it once.)
+// As RecvRaw, behind the first `skip` bytes of the vector. Returns 0 if there
+// is nothing for now. The next call meets an end again. It would not meet an
+// error, which the kernel tells once.
 std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
                              bool peek) {
   if (anchor_->AtMark()) return 0;
@@ -97,8 +97,8 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
       return 0;
     }
     auto got = static_cast<std::size_t>(n);
-    // (Not behind a read that has come to the switch: what is sent there is
-    // no application's.)
+    // Not behind a read that has come to the switch: what the peer sends there
+    // is not the application's.
     if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw &&
         !anchor_->AtMark()) {
       n = RecvRaw(iov + i + 1, count - i - 1, false);
@@ -113,8 +113,8 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
   return 0;
 }
 
-// What the application has had from limbo_ comes once more, by TCP.  True: all
-// of it has.
+// What the application has read from limbo_ comes again by TCP, and is dropped.
+// Returns true if all has come.
 bool Stream::DropAhead() {
   std::uint8_t nowhere[4096];
   while (ahead_ != 0) {
@@ -127,7 +127,8 @@ bool Stream::DropAhead() {
     tail_rx_.Push(nowhere, static_cast<std::size_t>(n));
     ahead_ -= static_cast<std::size_t>(n);
     if (ahead_ == 0) {
-      // The rest is behind it.  (Who waits for that may have looked before.)
+      // The rest comes by TCP behind it. A reader that waits for it may have
+      // looked before.
       KeepReturns();
       Emit(kRxReady);
     }
@@ -137,7 +138,7 @@ bool Stream::DropAhead() {
   return true;
 }
 
-// How much of what is raw is to be read ahead of the application, now.
+// How many raw bytes to read ahead of the application now.
 std::size_t Stream::WantedAhead() const {
   if (StashIsFull()) return 0;
   const std::uint64_t in = InOff();
@@ -147,20 +148,20 @@ std::size_t Stream::WantedAhead() const {
                       : 0;
   };
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
-    // Not beyond X: what follows there decides what it is.
+    // Not beyond X: the state decides what the bytes behind X are.
     return up_to_x();
   }
   // One byte is enough to answer with RST.
   if (closed_) return stash_.empty() ? 1 : 0;
-  // One byte behind X tells a peer that went raw from one that died staging.
+  // One byte behind X tells a peer that went raw from a peer that died staging.
   if (!limbo_.empty()) return up_to_x() + 1;
-  // There is nothing but the end of TCP.
+  // Only the end of TCP is to come.
   if (pfin_known_ && in == pfin_) return 1;
   return PeerIsDead() && stash_.size() < limits_.stash ? kReadAhead : 0;
 }
 
-// Reads ahead into the stash: nothing else does.  Whatever it is wanted for,
-// rule 21 bounds it here.
+// Reads ahead into the stash; no other function does. Whatever the bytes are
+// wanted for, rule 21 bounds them here.
 void Stream::PumpRaw(std::size_t want) {
   want = std::min({want, kReadAhead, limits_.stash + 1 - stash_.size()});
   std::uint8_t* to = stash_.Reserve(want);
@@ -224,7 +225,7 @@ void Stream::PumpTcp() {
 
 // Raw bytes have come in.
 void Stream::TookRaw() {
-  // (They went over TCP.)
+  // The bytes that wait in limbo_ went over TCP.
   if (!limbo_.empty() && !returns_ && InOff() > rx_x_) limbo_.Clear();
   if (pfin_known_ && InOff() > pfin_) return Fail(base::Reason::kProtocol);
   CheckPending();

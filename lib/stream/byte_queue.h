@@ -15,8 +15,8 @@
 namespace rcsock::stream {
 
 // A FIFO of bytes on the heap: the stash (read ahead, not yet taken by the
-// application) and the out-queue (on its way to TCP).  Allocates nothing while
-// empty, and never throws: what cannot be allocated is a false.
+// application) and the out-queue (on its way to TCP). It allocates nothing
+// while empty, and never throws: where memory is missing, a call returns false.
 class ByteQueue {
  public:
   ByteQueue() = default;
@@ -47,7 +47,7 @@ class ByteQueue {
     return bytes_ == nullptr ? nullptr : bytes_ + head_;
   }
 
-  // Room for `count` bytes behind the last; null if there is no memory.
+  // Returns room for `count` bytes behind the last; null if there is no memory.
   std::uint8_t* Reserve(std::size_t count) {
     if (capacity_ - tail_ < count) {
       if (head_ != 0) {
@@ -57,7 +57,7 @@ class ByteQueue {
       }
       if (capacity_ - tail_ < count) {
         std::size_t wanted = std::max(tail_ + count, capacity_ * 2);
-        // (Not malloc, which a handler may have interrupted: lib/base/heap.)
+        // Not by malloc, which a handler may have interrupted (lib/base/heap).
         void* grown = ::operator new(wanted, std::nothrow);
         if (grown == nullptr) return nullptr;
         if (tail_ != 0) std::memcpy(grown, bytes_, tail_);
@@ -91,8 +91,8 @@ class ByteQueue {
     capacity_ = head_ = tail_ = 0;
   }
 
-  // Copies to iov[0..count) from byte `skip` of it on; consumes nothing.  Less
-  // than there is, and base::tls_fault: up to a piece that can't be written.
+  // Copies to iov[0..count) from the vector's byte `skip` on; consumes nothing.
+  // At a piece that can't be written it stops and sets base::tls_fault.
   std::size_t CopyTo(const iovec* iov, int count, std::size_t skip,
                      std::size_t limit) const {
     std::size_t done = 0;
@@ -147,7 +147,7 @@ class Tail {
     }
   }
   std::size_t size() const { return size_; }
-  // The last `count` <= size() bytes.
+  // Requires `count` <= size().
   const std::uint8_t* Last(std::size_t count) const {
     return bytes_ + (size_ - count);
   }

@@ -10,7 +10,7 @@
 namespace rcsock::stream {
 namespace {
 
-// What one end hands back to the other at most.
+// The most that one end hands back to the other.
 constexpr std::size_t kMaxBack = 8 * 1024 * 1024;
 
 }  // namespace
@@ -19,13 +19,13 @@ void Stream::Demote(base::Reason reason, bool leave) {
   TakeCtl();
   if (LaneUsable() && tx_ == Tx::kRaw && rx_ == Rx::kRaw &&
       waiting_ == Waiting::kNothing && !closed_) {
-    // Nobody has proposed yet: on TCP there is no frame to say it by, and the
+    // Neither end has proposed: no frame on TCP can say it. Without REFUSE the
     // peer would wait for a PROPOSE, and read ahead, for ever.
     Refuse(lane_, epoch_);
   } else if (LaneUsable() && tx_ == Tx::kRaw &&
              (waiting_ == Waiting::kPropose || waiting_ == Waiting::kArm)) {
-    // Nor can R by a frame: P would learn by its timer only, which may be a
-    // long one, and until then R can't be on TCP (a fork waits for that).
+    // R cannot say it by a frame either. P would learn by its timer only, which
+    // may be long. Until then R can't be on TCP, and a fork waits for that.
     Refuse(lane_, epoch_);
   }
   leave_ = leave;
@@ -38,8 +38,8 @@ void Stream::Demote(base::Reason reason, bool leave) {
 // Rule 12.
 void Stream::Trigger(base::Reason reason) {
   if (lane_ == nullptr || frozen_ || failed_) return;
-  // A lane that ends by itself may do so because the peer is leaving it, whose
-  // word for that comes later (iWARP): the same is done as for that word.
+  // A lane that ends by itself may do so because the peer leaves it, and the
+  // peer's word may come later (iWARP). So this end acts as on that word.
   const bool asked = leave_;
   leave_ = asked || IsFailover(reason);
   const bool hand_back = MayHandBack();
@@ -56,7 +56,8 @@ void Stream::Trigger(base::Reason reason) {
       Emit(kTimerOff);
       SendLaneDown();
       if (got_sent_) {
-        // R may be past STG and reading what we staged: it tells us how far.
+        // R may be past STG and reading what we staged. Its answer tells how
+        // far.
         tx_ = Tx::kDown;
       } else {
         GoRaw(x_, true);
@@ -83,10 +84,10 @@ void Stream::FreezeLane(base::Reason reason) {
   lane_->Freeze();
   why_left_ = reason;
   Emit(kLeftLane | kRxReady | kTxReady);
-  // What had landed: the application's, if the direction is proven.  Else it is
-  // kept apart: should the peer turn out to be dead, exactly at the offset
-  // where these bytes would begin, they are its last words (rule 19).  So is
-  // what is left to the peer on purpose: it has not been credited.
+  // What had landed is the application's if the direction is proven. Otherwise
+  // it is kept apart. If the peer turns out to have died exactly where these
+  // bytes would begin, they are its last words (rule 18). What is left to the
+  // peer on purpose is kept apart too: it has not been credited.
   if (accept_ && leave_) {
     rx_x_ = InOff();
     limbo_.Clear();
@@ -98,7 +99,7 @@ void Stream::FreezeLane(base::Reason reason) {
   left_known_ = keep;
   left_taken_ = accept_;
   ByteQueue* to = take ? &stash_ : &limbo_;
-  // (Of a tie limbo_ has what was taken out of the ring before.)
+  // After a tie, limbo_ has what was taken out of the ring before.
   left_at_ = accept_ ? InOff() : rx_x_ + limbo_.size();
   std::size_t room = lane_->RxRegion().length + kMaxTie;
   while (keep && !failed_) {
@@ -111,7 +112,7 @@ void Stream::FreezeLane(base::Reason reason) {
       return Fail(base::Reason::kProtocol);
     }
     iovec iov{bytes, n};
-    // Bytes that are not accepted must not be credited either: P would find
+    // Bytes that are not accepted must not be credited either. P would find
     // them gone from its ring when it goes raw.
     n = lane_->Read(&iov, 1, 0, n, !take);
     to->Commit(n);
@@ -120,18 +121,19 @@ void Stream::FreezeLane(base::Reason reason) {
     room -= n;
   }
   accept_ = false;
-  // (By TCP they have come, and been read; nothing more may come there.)
+  // These bytes have come by TCP, and been read; no more may come there.
   if (InOff() > rx_x_) limbo_.Clear();
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
-    // Never answered now; limbo_ remembers rx_x_.
+    // Never answered now; limbo_ still goes with rx_x_.
     waiting_ = Waiting::kNothing;
   }
   if (pfin_known_ && InOff() > pfin_) Fail(base::Reason::kProtocol);
 }
 
 void Stream::SendLaneDown() {
-  // (An answer to the peer's is not of its own accord: the peer, whose lane has
-  // failed, would take its failover for a demotion by this end.)
+  // An answer to the peer's LANE_DOWN is not of this end's own accord. If the
+  // peer's lane has failed, it would take its failover for a demotion by this
+  // end.
   const bool leaves = !IsFailover(why_left_) &&
                       why_left_ != base::Reason::kPeerDemoted &&
                       why_left_ != base::Reason::kPeerShared;
@@ -144,16 +146,15 @@ void Stream::SendLaneDown() {
                                       (shared ? kFrameShared : 0)));
 }
 
-// After own FIN the peer may have ended its side of TCP, and takes nothing
-// back.
+// Behind this end's own FIN the peer may have ended its side of TCP, and takes
+// nothing back.
 bool Stream::MayHandBack() const {
   return leave_ && accept_ && !stash_.empty() && stash_.size() <= kMaxBack &&
          tx_ == Tx::kLane && !fin_sent_;
 }
 
-// What was read ahead of the application lies before everything of this lane,
-// so the peer has no copy.  The kernel's queue takes it from nobody but the
-// peer.
+// What was read ahead of the application lies before all bytes of this lane, so
+// the peer has no copy. Only the peer can put it into this end's kernel queue.
 void Stream::HandBack() {
   if (out_.Reserve(kFrameSize + stash_.size()) == nullptr) return;
   if (limbo_.size() != 0 && !stash_.Append(limbo_.data(), limbo_.size()))
@@ -161,7 +162,7 @@ void Stream::HandBack() {
   const std::size_t count = stash_.size() - limbo_.size();
   SendFrame(FrameKind::kBack, rx_off());
   out_.Append(stash_.data(), count);
-  // If the peer dies before it has sent them, they are its last words.
+  // If the peer dies before it has sent these bytes, they are its last words.
   limbo_.Clear();
   limbo_.Swap(stash_);
   rx_x_ = rx_off();
@@ -178,15 +179,15 @@ void Stream::OnBack(std::uint64_t offset) {
 // Rule 13.
 void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
   lane_down_seen_ = true;
-  // On iWARP the lane's end can come before the peer's word for it.
+  // On iWARP the lane's end can come before the peer's LANE_DOWN.
   if ((flags & kFrameLeaves) != 0 && frozen_ &&
       (why_left_ == base::Reason::kPeerGone ||
        why_left_ == base::Reason::kLaneError)) {
     why_left_ = base::Reason::kPeerDemoted;
   }
-  // In flight or not, the peer takes no more.  It may have left for the sake of
-  // something that only TCP can carry (urgent data), which nobody may read
-  // past: so what is unread goes the same way.
+  // The peer takes no more, in flight or not. It may have left for the sake of
+  // something that only TCP can carry, such as urgent data, which no reader may
+  // pass. So unread bytes go by TCP, too.
   leave_ = !kshut_;
   const bool hand_back = MayHandBack();
   FreezeLane((flags & kFrameIdle) != 0     ? base::Reason::kIdleRings
@@ -199,7 +200,8 @@ void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
       return GoRaw(x_, false);
     case Tx::kLane:
     case Tx::kDown:
-      // Hostile: beyond what we sent, or less than it has already credited.
+      // A hostile peer: beyond what we sent, or less than it has already
+      // credited.
       if (r > tx_off() || (r < AckedOff() && AckedOff() > x_)) {
         return Fail(base::Reason::kProtocol);
       }
@@ -215,7 +217,7 @@ void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
       return;
     case Tx::kProp:
     case Tx::kComm:
-      // Its COMMIT, which comes first, would have moved us on.
+      // The peer's COMMIT comes first, and would have moved us on.
       return Fail(base::Reason::kProtocol);
   }
 }
@@ -233,8 +235,9 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
   back_.Clear();
   const bool copied = tx_ == Tx::kProp && Copies();
   tx_ = Tx::kRaw;
-  // What goes to TCP now is in the ring, too.  What comes later is not, and a
-  // process that is killed with a frame unread loses what its kernel holds.
+  // What goes to TCP now is in the ring, too. What comes later is not. If a
+  // process is killed with a frame unread, its kernel drops what it has not
+  // sent.
   awaits_raw_ = with_frame && rx_ == Rx::kFrames && lane_ != nullptr &&
                 lane_->Outlives() && (broken_ & kWriteBehindRaw) == 0;
   Emit(kTxReady);

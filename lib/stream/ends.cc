@@ -20,23 +20,24 @@ void Stream::Close(bool reset) {
   if (closed_) return;
   TakeCtl();
   reset = reset || Untaken();
-  // Nobody has agreed to take what is staged, and a process that closes may be
-  // about to exit: TCP outlives it.  And a reset comes behind what was sent
-  // before it: a peer that does not have the lane yet would never see that.
+  // The peer has not agreed to take what is staged. A process that closes may
+  // be about to exit, and TCP outlives it. A reset comes behind what was sent
+  // before it: a peer that does not have the lane yet would never see the
+  // staged bytes.
   if (tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
   closed_ = shut_ = true;
   reset_ = reset;
   landing_ = reset;
   if (AwaitsLanding()) AskLanded();
-  // The end of TCP comes soon after the FIN, and what the peer then believes
-  // unread is a reset to it.
+  // The end of TCP comes soon after the FIN. If the peer then believes that
+  // bytes are unread, it takes that end for a reset.
   if (accept_) lane_->Credit();
   if (!reset && tx_ == Tx::kLane) SendFin();
   Settle();
 }
 
-// (PROP, STG and RAW have no need: the peer has no frame of ours that could be
-// unread, or bytes of its own are, which says the same.)
+// In PROP, STG and RAW no RESET is needed. Either no frame of the peer's can be
+// unread here, or bytes of the peer's are, which mean a reset anyway.
 void Stream::TellReset() {
   if (kshut_ || tx_broken_ || failed_) return;
   if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;
@@ -52,7 +53,8 @@ void Stream::KernelShutdown() {
 
 // Rules 16 and 17.
 void Stream::MaybeShutdown() {
-  // A FIN before the reset would be an orderly end to who reads it in time.
+  // A FIN before the reset would be an orderly end to a peer that reads it in
+  // time.
   if (!shut_ || tx_broken_ || reset_) return;
   if (!kshut_ && out_.empty()) {
     const bool all_read =
@@ -63,14 +65,13 @@ void Stream::MaybeShutdown() {
                (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()))) {
       KernelShutdown();
     } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
-      // OnTcpEnd has found that the peer's end was an orderly one.  The end
-      // that ended second ends second on TCP, too: TIME_WAIT is the first
-      // one's.
+      // OnTcpEnd has found that the peer's end was orderly. The end that shut
+      // down second ends second on TCP, too: so TIME_WAIT is the first end's.
       KernelShutdown();
     } else if (tx_ == Tx::kLane && closed_ && fin_acked_ && !pfin_known_) {
-      // Nobody here reads what may still come: who writes it learns by the
-      // reset, as from any closed socket.  (Where the peer's FIN has come, both
-      // ends go on by rule 17, which resets nothing.)
+      // No application here reads what may still come. A peer that writes
+      // learns it by the reset, as from any closed socket. If the peer's FIN
+      // has come, both ends go on by rule 17, which resets nothing.
       KernelShutdown();
     }
   }
@@ -82,7 +83,7 @@ void Stream::MaybeShutdown() {
   }
 }
 
-// Nothing is taken from the lane any more, nor owed to it or to TCP.
+// From now on nothing is taken from the lane, or owed to the lane or to TCP.
 void Stream::LetGo() {
   accept_ = false;
   tx_ = Tx::kRaw;
@@ -101,15 +102,16 @@ void Stream::LetGo() {
 // Rule 19.
 void Stream::MaybeFinish() {
   if (!closed_ || finished_) return;
-  // The peer's bytes for an application that is gone.
+  // These are the peer's bytes for an application that is gone.
   if (!stash_.empty() || (accept_ && lane_->Readable() != 0)) reset_ = true;
-  // An anchor in ARM holds, or will get, the data of a peer that staged some:
-  // the kernel answers that as it does for any closed socket.  In frames the
-  // peer's RAW must come first, or our close would reset what it has not yet
-  // read.  (Nor must it reset what has been read before it came.)
+  // An anchor in ARM holds, or will get, the data of a peer that has staged:
+  // the kernel answers that data as for any closed socket. In frames the peer's
+  // RAW must come first. Otherwise our close would reset what the peer has not
+  // yet read. Our close must also not reset what was read before it came by
+  // TCP.
   const bool raw = tx_ == Tx::kRaw && out_.empty() && ahead_ == 0 &&
                    (rx_ == Rx::kRaw || rx_ == Rx::kArm);
-  // (Nor is its RAW, which answers ours, to meet a closed socket.)
+  // The peer's RAW, which answers ours, must not meet a closed socket.
   const bool back = tx_ == Tx::kRaw && rx_ == Rx::kFrames;
   const bool over =
       kshut_ && (eof_ || (fin_acked_ && !pfin_known_ && ahead_ == 0 && !back));
@@ -117,9 +119,9 @@ void Stream::MaybeFinish() {
   if (AwaitsLanding()) return;
   finished_ = true;
   if (reset_) TellReset();
-  // What is reset is not taken: the peer must see that it was never read.  Nor
-  // is what lands since the look above, which would count as read, too: its
-  // writer would wait for the answer for ever.
+  // What is reset is not taken: the peer must see that it was never read. Bytes
+  // that land after the look above must not be taken either: they would count
+  // as read, and their writer would wait for the answer for ever.
   accept_ = false;
   if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
   LetGo();
@@ -133,10 +135,10 @@ void Stream::SendFin() {
   if (fin_sent_) return;
   fin_sent_ = true;
   fin_second_ = pfin_known_;
-  // Whoever has closed may connect again at once, and TCP would show that
-  // connection behind this one's end.  A frame is read by a thread that may
-  // come too late for it; so the end is told behind the last byte, too.  (To
-  // another host the lane is not ahead of the anchor.)
+  // A client that has closed may connect again at once. TCP would show that
+  // connection behind the end of this stream. A thread may read the frame FIN
+  // too late for that. So the lane carries the end, too, behind the last byte.
+  // To another host the lane is not ahead of the anchor.
   if (LaneUsable() && lane_->kind() != lane::Kind::kRdma) {
     Ctl end;
     end.kind = CtlKind::kEnd;
@@ -147,10 +149,10 @@ void Stream::SendFin() {
   SendFrame(FrameKind::kFin, tx_off(), closed_ ? kFrameClosed : 0);
 }
 
-// All that was posted before it has been taken, so what is accepted is all
-// there is.  FIN comes all the same, and what is done to TCP waits for it.
+// All bytes before END have been taken, so all of them are accepted. FIN still
+// comes, and what is done to TCP waits for FIN.
 void Stream::OnEnd(const Ctl& ctl) {
-  // (The COMMIT before that FIN is still under way.)
+  // The COMMIT before that FIN is still under way.
   if (!accept_ && waiting_ == Waiting::kGot && rx_ == Rx::kArmF) return;
   if (!accept_ || end_seen_ || ctl.offset != InOff() ||
       (pfin_known_ && pfin_ != ctl.offset)) {
@@ -176,7 +178,8 @@ void Stream::OnTcpEnd(int error) {
       FreezeLane(base::Reason::kPeerGone);
       if (failed_) return;
       if (fin_seen_ && InOff() == pfin_ && fin_sent_ && error == 0) {
-        // Rule 17: the peer has all of ours, or it would not have shut down.
+        // Rule 17: the peer has all of our bytes, or it would not have shut
+        // down.
         eof_ = true;
         ahead_ = 0;
         fin_acked_ = true;
@@ -200,16 +203,16 @@ void Stream::OnTcpEnd(int error) {
   FreezeLane(base::Reason::kShortLived);
 }
 
-// A peer goes on writing to the ring until it has heard that the lane is left,
-// and may die before, or before TCP has all that it sends again: what was
-// behind the latch then is in memory that outlives it.  (What has been taken
-// from TCP behind that offset is the same bytes.)
+// A peer goes on writing to the ring until it hears that the lane is left. It
+// may die before that, or before TCP has all that it sends again. Then the
+// memory that outlives the peer still has what lies behind the freeze offset.
+// What has been taken from TCP behind that offset is a copy of these bytes.
 bool Stream::MayHaveLeft() const {
   return lane_ != nullptr && frozen_ && (broken_ & kNoThaw) == 0 &&
          (left_taken_ || Trusted());
 }
 
-// The peer has it, and sends it: from now on it is read there.
+// The peer has these bytes, and sends them: from now on they are read from TCP.
 void Stream::KeepReturns() {
   if (returns_ && lane_ != nullptr && !settled_ && lane_->Outlives()) {
     kept_at_ = rx_off() + stash_.size();
@@ -218,7 +221,7 @@ void Stream::KeepReturns() {
   DropLimbo();
 }
 
-// Everything else that is accepted lies in the stash, or has been read.
+// All other accepted bytes lie in the stash, or have been read.
 void Stream::TakeLeft() {
   const std::uint64_t in = rx_off() + stash_.size();
   if (kept_at_ <= in && in - kept_at_ < kept_.size()) {
@@ -228,7 +231,7 @@ void Stream::TakeLeft() {
     }
   }
   if (!lane_->Thaw()) return;
-  std::size_t room = lane_->RxRegion().length + kMaxTie;  // (as FreezeLane)
+  std::size_t room = lane_->RxRegion().length + kMaxTie;  // as in FreezeLane
   bool known = left_known_;
   for (;;) {
     const lane::Head head = lane_->Peek();
@@ -239,7 +242,7 @@ void Stream::TakeLeft() {
       Ctl ctl;
       if (!Decode(bytes, length, &ctl) || ctl.epoch != epoch_) return;
       if (ctl.kind == CtlKind::kPropose || ctl.kind == CtlKind::kSwitch) {
-        // (The lane was left before it was read.)
+        // The lane was left before this message was read.
         if (left_taken_) return;
         left_at_ = ctl.offset;
         known = true;
@@ -253,7 +256,8 @@ void Stream::TakeLeft() {
       }
       continue;
     }
-    // (More is missing than the ring has: of what was read ahead, say.)
+    // More is missing than the ring has, for example bytes that were read
+    // ahead.
     if (!known || left_at_ > have) return;
     std::size_t n = head == lane::Head::kData ? lane_->Readable() : 0;
     if (n == 0) return;
@@ -273,7 +277,7 @@ void Stream::TakeLeft() {
   }
 }
 
-// The stream is on TCP here.
+// Requires that the stream is on TCP in both directions.
 void Stream::TellLeft() {
   using Left = lane::Lane::Left;
   const Left left = out_.empty() ? Left::kAll : Left::kTold;
@@ -282,11 +286,11 @@ void Stream::TellLeft() {
   lane_->TellLeft(left);
 }
 
-// The peer needs the memory no more: if it is killed now, TCP delivers what it
-// has written.  Whoever takes the connection over here is not made to wait
-// until TCP has had room for all of it.  (Who was not known to be the peer, and
-// of whose ring nothing has been taken, may never say anything; nothing would
-// be taken there: MayHaveLeft.)
+// Returns true if the peer needs the memory no more: if it is killed now, TCP
+// delivers what it has written. A program that takes the connection over here
+// does not wait until TCP has had room for all of that. A peer that is not
+// proven, and from whose ring nothing has been taken, may never say anything;
+// MayHaveLeft takes nothing from it.
 bool Stream::MayLetGo() const {
   using Left = lane::Lane::Left;
   if (!lane_->Outlives() || eof_ || closed_ || failed_ ||
@@ -296,8 +300,8 @@ bool Stream::MayLetGo() const {
   return lane_->PeerLeft() >= (hands_over_ ? Left::kTold : Left::kAll);
 }
 
-// ... with the lane not let go of, which somebody waits for: what TCP has
-// comes before what the ring has.
+// ... and the lane cannot be let go of, while a user waits for that: what TCP
+// has comes before what the ring has.
 bool Stream::PeerIsDead() const {
   return hands_over_ && lane_ != nullptr && frozen_ && !settled_ &&
          tx_ == Tx::kRaw && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
@@ -305,12 +309,12 @@ bool Stream::PeerIsDead() const {
 }
 
 void Stream::PeerDied(int error) {
-  // P never ends in order with staged bytes: it flushes them raw first.  So an
-  // end exactly where they begin means that it died staging.
+  // P never ends in order with staged bytes: it flushes them raw first. So if
+  // TCP ends exactly where they begin, P died staging.
   const std::uint64_t start = rx_x_;
   const bool raw_tx = tx_ == Tx::kRaw;
   const bool was_raw = rx_ == Rx::kRaw;
-  // (A reset before the lane was there is the connection's, not the process's.)
+  // A reset before the lane was there is the connection's, not the process's.
   const bool never = error != 0 && raw_tx && rx_ == Rx::kRaw && !used_;
   FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
   if (failed_) return;
@@ -326,19 +330,20 @@ void Stream::PeerDied(int error) {
   }
   if (failed_) return;
   eof_ = true;
-  // TCP would say ECONNRESET if bytes of ours were left unread.  If none were,
+  // TCP would say ECONNRESET if bytes of ours were left unread. If none were,
   // the anchor's reset may only mean that the peer exited with a frame of ours
-  // unread.  It is the application's where there can be no such frame: the peer
-  // has taken lane bytes, so it has read our COMMIT or GOT, and no FIN, ACK or
-  // LANE_DOWN is under way; or where the peer has said so.
-  // (An error of the network's is none of this, and always the application's.
-  // So is an end that the peer has named and that was not reached.)
+  // unread. The reset is the application's in two cases. The peer has said so;
+  // or no such frame can exist: the peer has taken lane bytes, so it has read
+  // our COMMIT or GOT, and no FIN, ACK or LANE_DOWN is under way. An error of
+  // the network is always the application's, and so is an end that the peer has
+  // named and that was not reached.
   const bool short_of_end = pfin_known_ && rx_off() + stash_.size() < pfin_;
   const bool tcp_reset = error != 0;
   const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
   if (!raw_tx && lane_ != nullptr) {
-    // (Its ACK says so too, and what it says has landed after it has closed:
-    // the last credit may have died with its device.)
+    // The peer's ACK covers all bytes, too. So do the bytes that it has named
+    // as landed after it has closed: the last credit may have died with its
+    // device.
     const std::uint64_t acked = fin_acked_ ? tx_off()
                                 : pclosed_ ? std::max(AckedOff(), probe_landed_)
                                            : AckedOff();
@@ -350,25 +355,24 @@ void Stream::PeerDied(int error) {
     }
   } else if (raw_tx && by_reset && rx_ == Rx::kFrames && tx_off() == x_ &&
              !peer_resets_) {
-    // On the way back to TCP: nothing of the application's is behind our RAW,
-    // which a peer that has not said RAW itself may have left unread.
+    // On the way back to TCP: no byte of the application's is behind our RAW. A
+    // peer that has not said RAW itself may have left our RAW unread.
     error = 0;
   } else if (raw_tx && by_reset && was_raw && lane_down_seen_ &&
              lane_ != nullptr && lane_->Outlives() && tx_off() == x_ &&
              !peer_resets_ && lane_->PeerLeft() == lane::Lane::Left::kNot) {
-    // The same where it has, and was killed before it had read ours.
+    // The peer has said RAW, and was killed before it had read ours.
     error = 0;
   }
   if (short_of_end && (error == 0 || error == EPIPE)) error = ECONNRESET;
   if (error != 0 && so_error_ == 0) {
     so_error_ = pfin_known_ && !short_of_end ? EPIPE : error;
   }
-  // After an orderly end the kernel decides what becomes of a write: it takes
+  // After an orderly end the kernel decides what becomes of a write. It takes
   // the first, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;
-  // (The reset is of our frames' making, or will be: without them this end
-  // would have seen an orderly one, and the answer to the next write is the
-  // reset.)
+  // Our frames have caused the reset, or will. Without them this end would have
+  // seen an orderly end, and the answer to the next write would be the reset.
   last_write_ = (tcp_reset || !raw_tx) && so_error_ == 0;
   if (last_write_) tx_broken_ = true;
   LetGo();

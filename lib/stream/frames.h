@@ -18,19 +18,19 @@ enum class FrameKind : std::uint8_t {
   kRaw = 3,       // offset: where the raw bytes behind this frame begin
   kFin = 4,       // offset: the end of the sender's bytes
   kAck = 5,       // offset: everything up to the peer's FIN has been read
-  kPing = 6,      // heartbeat; nothing
+  kPing = 6,      // heartbeat; no content
   kProbe = 7,     // offset: what has been posted on the lane; asks for LANDED
   kLanded = 8,    // offset: what has landed
-  kBack = 9,      // offset: where the raw bytes behind this frame, up to the
-                  // peer's X, begin: they are the peer's, to be sent again
-  kReset = 10,    // the anchor's reset that follows is the application's
+  kBack = 9,  // offset: where the raw bytes behind this frame, up to the peer's
+              // X, begin. They are the peer's, to be sent again
+  kReset = 10,  // the anchor's reset that follows is the application's
 };
 
 enum : std::uint8_t {
-  kFrameClosed = 1,  // with kFin: nobody will read
+  kFrameClosed = 1,  // with kFin: no application will read
   kFrameLeaves = 2,  // with kLaneDown: of its own accord, not for a failure
   kFrameIdle = 4,    // with kLaneDown: to give its memory back
-  kFrameShared = 8,  // with kLaneDown: another process has this end as well
+  kFrameShared = 8,  // with kLaneDown: another process has this end too
 };
 
 constexpr std::size_t kFrameSize = 16;
@@ -44,7 +44,7 @@ struct Frame {
 };
 
 FrameBytes Encode(const Frame& frame);
-// False: not a frame.
+// Returns false if `bytes` is no frame.
 bool Decode(const FrameBytes& bytes, Frame* frame);
 
 // --- What travels as control messages on the lane ----------------------------
@@ -54,7 +54,7 @@ enum class CtlKind : std::uint8_t {
   kAccept = 2,   // tail: raw bytes in the MAC; mac
   kRefuse = 3,
   kSwitch = 4,  // offset: X_r
-  kEnd = 5,     // offset: that of the FIN that comes by the anchor
+  kEnd = 5,     // offset: of the FIN that comes by the anchor
 };
 
 enum : std::uint8_t { kCtlFlip = 1 };
@@ -76,13 +76,15 @@ bool Decode(const std::uint8_t* bytes, std::size_t length, Ctl* ctl);
 
 // --- Proofs
 
-// Keyed BLAKE2b over the epoch, X_p and the last raw bytes before it.  The key
+// Keyed BLAKE2b over the epoch, X_p and the last raw bytes before X_p. The key
 // is both nonces, the connector's first.
 Mac TailMac(const Nonce& connector, const Nonce& acceptor, std::uint32_t epoch,
             std::uint64_t x_p, const std::uint8_t* tail, std::size_t length);
-bool Equal(const Mac& a, const Mac& b);  // in constant time
+// Compares in constant time.
+bool Equal(const Mac& a, const Mac& b);
 
-// What shows the owner of `nonce` that its lane's peer owns the connection too.
+// Returns the COMMIT that shows the owner of `nonce` that its lane's peer owns
+// the connection too.
 Nonce CommitOf(const Nonce& nonce, bool flip);
 
 }  // namespace rcsock::stream

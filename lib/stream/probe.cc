@@ -1,5 +1,5 @@
-// What TCP carries beside a busy lane: PROBE, which asks what has landed of
-// what the lane has taken, and the heartbeat.
+// What TCP carries beside a busy lane: PROBE, which asks what has landed of the
+// bytes that the lane has taken, and the heartbeat.
 
 #include <algorithm>
 #include <utility>
@@ -19,7 +19,8 @@ bool Stream::Probe() {
     return true;
   }
   if (probe_out_) {
-    probe_asked_ = false;  // its answer counts: who asks all the time hides it
+    probe_asked_ = false;  // its answer counts, or frequent questions would
+                           // hide it
   } else {
     SendProbe();
     FlushOut();
@@ -34,9 +35,9 @@ void Stream::SendProbe() {
   SendFrame(FrameKind::kProbe, tx_off());
 }
 
-// On our ACK a peer that has closed lets go of its lane, and the credit that it
-// has given before FIN may still be in its device.  So it is asked first: it
-// names what it has read.
+// On our ACK a peer that has closed lets go of its lane. The credit that it has
+// given before FIN may still be in its device. So we ask first, and its answer
+// says what it has read.
 void Stream::AskWhatIsRead() {
   if (!pclosed_ || tx_ != Tx::kLane || !LaneUsable() || fin_sent_ ||
       probe_out_ || AckedOff() >= tx_off()) {
@@ -58,9 +59,8 @@ void Stream::AskLanded() {
 }
 
 void Stream::Beat() {
-  // (Where something of ours still waits to be sent, or an end is on its way,
-  // TCP is not silent; and an unread frame would make a reset of the peer's
-  // exit.)
+  // If a frame of ours waits to be sent, or an end is on its way, TCP is not
+  // silent. An unread frame would turn the peer's exit into a reset.
   if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_ || pfin_known_ ||
       !out_.empty()) {
     return;
@@ -83,8 +83,8 @@ void Stream::Hurry() {
 }
 
 void Stream::OnPing() {
-  // An honest peer sends one a minute at most; some more may come at once from
-  // one that was stopped.  What moves nothing must not keep us busy.
+  // An honest peer sends a PING a minute at most. A peer that was stopped may
+  // send some at once. Frames that move nothing must not keep us busy.
   constexpr std::uint32_t kMostAtOnce = 64;
   constexpr std::uint64_t kEachNs = 1'000'000'000;
   const std::uint64_t now = base::NowNs();
@@ -98,16 +98,17 @@ void Stream::OnPing() {
 }
 
 void Stream::OnProbe() {
-  // Elsewhere a frame of ours may not be legal, or the lane is over anyway.
+  // In other states a frame of ours may not be legal, or the lane is over.
   if (tx_ != Tx::kLane || kshut_ || !accept_ || !LaneUsable()) return;
-  // An honest peer asks once more only when it has been answered, so no more
-  // than one answer waits here.  Another would fill our memory.
+  // An honest peer asks again only when it has been answered, so one answer at
+  // most waits here. More would fill our memory.
   constexpr std::size_t kMostWaiting = 4096;
   if (out_.size() > kMostWaiting) return;
-  // (What lands behind our close nobody reads: its writer is to hear of that.)
+  // What lands behind our close is never read, and its writer must hear of
+  // that.
   const std::uint64_t landed = InOff() + (closed_ ? 0 : lane_->Readable());
-  // It asks after a silence: if this process is killed now, or later, it should
-  // know what has been read, as TCP would.
+  // The peer asks after a silence. If this process is killed now or later, the
+  // peer should know what has been read, as with TCP.
   lane_->Credit();
   SendFrame(FrameKind::kLanded, landed);
 }

@@ -6,7 +6,7 @@
 
 namespace rcsock::stream {
 
-// Rules 1 and 2.  Write has a byte to stage.
+// Rules 1 and 2. Requires that Write has a byte to stage.
 bool Stream::MayPropose() const {
   return LaneUsable() && may_propose_ && !used_ && tx_ == Tx::kRaw &&
          rx_ == Rx::kRaw && waiting_ == Waiting::kNothing && !shut_ && !eof_ &&
@@ -73,12 +73,12 @@ void Stream::Withdraw() {
 void Stream::CheckPending() {
   if (waiting_ != Waiting::kPropose && waiting_ != Waiting::kSwitch) return;
   if (!LaneUsable()) return;
-  // Rule 21: looked at before the answer, never afterwards.
+  // Rule 21: compared before the answer, never afterwards.
   const bool too_far = rx_x_ > InOff() && rx_x_ - rx_off() > limits_.stash;
   if (waiting_ == Waiting::kPropose) {
     const bool late = InOff() > rx_x_ && (broken_ & kLatePropose) == 0;
-    // (A queue for TCP that has not drained yet must not grow by a ring for
-    // each attempt of a peer that does not read.)
+    // While the queue for TCP has not drained, refuse: it would grow by a ring
+    // for each attempt of a peer that does not read.
     if (too_far || late || shut_ || eof_ || tx_ != Tx::kRaw ||
         rx_ != Rx::kRaw || !out_.empty()) {
       Refuse(lane_, epoch_);
@@ -90,8 +90,8 @@ void Stream::CheckPending() {
     if (tail > tail_rx_.size())
       tail = static_cast<std::uint8_t>(tail_rx_.size());
     if (tail < min_tail_) {
-      // It would prove nothing; and to a stranger the MAC over a byte or two
-      // would tell what they are.
+      // So short a MAC would prove nothing. To a stranger the MAC over a byte
+      // or two would tell what they are.
       Refuse(lane_, epoch_);
       return Trigger(base::Reason::kPeerRefused);
     }
@@ -141,13 +141,13 @@ void Stream::OnAccept(const Ctl& ctl) {
   out_.Append(commit.data(), commit.size());
   proven_ = true;
   tx_ = Tx::kComm;
-  // C has not proposed: what is unacked stays in the ring, and who waits for
-  // room in the copy has it.
+  // C has not proposed. What is unacknowledged stays in the ring, and a writer
+  // that waits for room in the copy gets it.
   copy_.Clear();
   Emit(kTxReady);
 }
 
-// All or nothing: what has been posted if not all could be is raw data again,
+// Posts all, or fails: if not all fits, what has been posted is raw data again,
 // which R tells from COMMIT.
 bool Stream::PostHeld() {
   const iovec iov{const_cast<std::uint8_t*>(copy_.data()), copy_.size()};
@@ -176,12 +176,12 @@ void Stream::OnArmBytes() {
   const Nonce commit = CommitOf(mine_, flip_);
   for (std::uint8_t i = 0; i < hs_have_; ++i) {
     if (hs_[i] == commit[i]) continue;
-    // They are the application's: P has withdrawn, or the lane's peer is not
-    // the owner of this connection.
+    // The bytes are the application's: P has withdrawn, or the lane's peer does
+    // not own this connection.
     std::uint8_t n = hs_have_;
     hs_have_ = 0;
     rx_ = Rx::kRaw;
-    // (What P has staged is in the ring, as long as that comes by TCP.)
+    // What P has staged is in the ring while it comes by TCP.
     Trigger(base::Reason::kPeerDemoted);
     limbo_.Clear();
     waiting_ = Waiting::kNothing;

@@ -1,5 +1,5 @@
-// What the owner of a stream sees of it: the calls of the application, by
-// whichever path the bytes go, the events, and what is so.
+// What the owner of a stream sees: the application's calls, by whichever path
+// the bytes go; the events; and the state.
 
 #include "lib/stream/stream.h"
 
@@ -13,8 +13,8 @@
 namespace rcsock::stream {
 namespace {
 
-// What P stages before it knows whom it has proposed to, or (S) that C has not
-// proposed too.
+// The most that P stages before its peer is proven, or that S stages before it
+// knows that C has not proposed too.
 constexpr std::size_t kMaxCopy = 64 * 1024;
 
 constinit base::Pool streams(sizeof(Stream));
@@ -66,7 +66,8 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   x_ = rx_x_ = posted_base_ = 0;
   DropLimbo();
   if (tx_ != Tx::kRaw || rx_ != Rx::kRaw || shut_ || eof_ || tx_broken_) {
-    Refuse(lane_, epoch_);  // or the peer would wait for an answer
+    // Otherwise the peer would wait for an answer.
+    Refuse(lane_, epoch_);
     FreezeLane(base::Reason::kShortLived);
   }
   Settle();
@@ -98,11 +99,11 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
   if (so_error_ != 0) return -TakeError();
   if (last_write_ && !shut_ && total != 0) {
     last_write_ = false;
-    so_error_ = EPIPE;  // the answer to it: now it has hung up
+    so_error_ = EPIPE;  // the answer to that write: the peer has hung up
     Emit(kRxReady | kTxReady);
     return static_cast<ssize_t>(total);
   }
-  // (Nothing is written by nothing: no answer comes to it.)
+  // A write of no bytes gets no answer.
   if (last_write_ && !shut_) return 0;
   if (shut_ || tx_broken_) return -EPIPE;
   if (total == 0) return 0;
@@ -116,8 +117,8 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
       if (MayPropose() && !anchor_->Ended()) {
         int i = 0;
         while (iov[i].iov_len == 0) ++i;
-        // (Of bytes that can't be read the kernel takes what it takes, and says
-        // the rest.)
+        // If some bytes can't be read, the kernel takes what it can, and
+        // reports the rest.
         if (lane::IovCursor(iov, count, 0)
                 .Readable(std::min(total, kMaxCopy)) &&
             Propose(*static_cast<const std::uint8_t*>(iov[i].iov_base))) {
@@ -162,7 +163,7 @@ ssize_t Stream::StageOrPost(const iovec* iov, int count, std::size_t total) {
   return n != 0 ? static_cast<ssize_t>(n) : Nothing();
 }
 
-// What is held must fit into the ring, all of it, when it may go there.
+// When the held bytes may go to the ring, all of them must fit.
 std::size_t Stream::CopyLimit() const {
   return Holds() ? std::min(kMaxCopy, lane_->Writable()) : kMaxCopy;
 }
@@ -171,11 +172,11 @@ std::size_t Stream::CopyLimit() const {
 
 std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
                                  bool peek) {
-  // Rule 14: ring up to the latch, stash, TCP; and whatever was raw before the
+  // Rule 14: ring up to the freeze offset, stash, TCP. What was raw before the
   // ring is in the stash too.
   const std::size_t stashed = std::min(stash_.size(), total);
   std::size_t got = stash_.CopyTo(iov, count, 0, total);
-  // (A fault: what lies behind it is not next.)
+  // At a fault, what lies behind the faulting piece is not next.
   const bool part = got != stashed;
   if (!peek) {
     stash_.Drop(got);
@@ -206,8 +207,8 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
                          bool peek) {
   if (total == 0) return 0;
   ssize_t result = -EAGAIN;
-  // Each round that finds nothing reads TCP; what that brings (a frame, the
-  // end) can make bytes readable at most a few times.
+  // A round that finds nothing reads TCP. What that brings, such as a frame or
+  // the end, can make bytes readable only a few times.
   for (int round = 0; round < 4; ++round) {
     std::size_t got = TakeBuffered(iov, count, total, peek);
     if (base::TakeFault()) {
@@ -216,21 +217,21 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
     }
     if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
         !failed_) {
-      // What the kernel has goes with it, as it would in one queue: a reader
-      // may take a short answer for the end of what there is.
+      // What the kernel has goes along, as if both were one queue: a reader may
+      // take a short answer for the end of what there is.
       got += RecvRest(iov, count, got, peek);
     }
     if (got != 0) {
       result = static_cast<ssize_t>(got);
       break;
     }
-    // Behind the peer's FIN there is nothing but the end, whatever came after.
-    // (EPIPE is a reset after the peer's end: the writer's, by write, SO_ERROR
-    // and poll, and nothing to a reader.)
+    // Behind the peer's FIN there is only the end, whatever came after. EPIPE
+    // is a reset after the peer's end. The writer gets it by write, SO_ERROR
+    // and poll; a reader does not.
     const bool past_fin =
         pfin_known_ ? rx_off() == pfin_ : eof_ && so_error_ == EPIPE;
     if (so_error_ != 0 && !past_fin) {
-      // What had come before it is still there.
+      // What came before the error is still there.
       ssize_t n = 0;
       if (rx_ == Rx::kRaw && !accept_ && !eof_ && DropAhead()) {
         n = RecvRaw(iov, count, peek);
@@ -253,7 +254,7 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
         result = n;
         break;
       }
-      // (A fault is the caller's, and no end of the connection.)
+      // A fault is the caller's, and no end of the connection.
       if (n == -EAGAIN || n == -EINTR || n == -EFAULT) {
         result = n;
         break;
@@ -325,8 +326,8 @@ void Stream::Settle() {
   if (lane_ != nullptr && frozen_ && !settled_ && tx_ == Tx::kRaw &&
       rx_ == Rx::kRaw) {
     TellLeft();
-    // (Who has let go of it can say nothing more: what the peer has of our
-    // bytes there is all there is until TCP has them.)
+    // An end that has let go of the lane can say nothing more. Until TCP has
+    // our bytes, the peer has only those in the ring.
     const bool told =
         !lane_->Outlives() || told_left_ == lane::Lane::Left::kAll;
     if (ahead_ == 0 && told && MayLetGo()) {
@@ -343,7 +344,7 @@ void Stream::Settle() {
   }
 }
 
-// --- What is so
+// --- State
 
 std::size_t Stream::Readable() const {
   std::size_t n = stash_.size();
@@ -361,7 +362,7 @@ std::size_t Stream::Readable() const {
 std::uint64_t Stream::AckedOff() const {
   std::uint64_t acked = lane_->Acked();
   std::uint64_t since = acked > posted_base_ ? acked - posted_base_ : 0;
-  // A peer that owns a stale tie's credit is not ahead of us.
+  // The credit of a stale tie does not put the peer ahead of us.
   return std::min(x_ + since, tx_off());
 }
 
@@ -407,7 +408,7 @@ bool Stream::WantsAnchorRead() const {
 
 bool Stream::Untaken() const {
   if (Readable() != 0 || !limbo_.empty()) return true;
-  // A PROPOSE is never without bytes behind it (rule 2).
+  // A PROPOSE always has bytes behind it (rule 2).
   return waiting_ == Waiting::kPropose ||
          (waiting_ != Waiting::kNothing && InOff() <= rx_x_ && LaneUsable() &&
           lane_->Readable() != 0);

@@ -1,5 +1,5 @@
-// The messages of the switch (docs/protocol.md), sent, and handed to the rule
-// that each is for.
+// Sends the messages of the switch (docs/protocol.md), and hands the peer's
+// messages to their rules.
 
 #include <cstring>
 
@@ -8,7 +8,7 @@
 namespace rcsock::stream {
 namespace {
 
-// Control messages, or runs of dropped data, looked at in one call.
+// The most control messages, or runs of dropped data, that one call takes.
 constexpr int kMaxCtl = 32;
 
 }  // namespace
@@ -55,8 +55,8 @@ void Stream::TakeCtl() {
       continue;
     }
     if (head == lane::Head::kData && waiting_ == Waiting::kTie) {
-      // Rule 10: the bytes behind a PROPOSE that lost.  S has its own copy;
-      // they count only if S dies before it learns (rule 19).
+      // Rule 10: these bytes are behind a PROPOSE that lost. S has its own
+      // copy. They count only if S dies before it learns that (rule 18).
       std::size_t n = lane_->Readable();
       if (n == 0) return;
       std::uint8_t* to = nullptr;
@@ -90,7 +90,7 @@ void Stream::OnCtl(const Ctl& ctl) {
     case CtlKind::kAccept:
       return OnAccept(ctl);
     case CtlKind::kRefuse:
-      // An answer; or the peer has changed its mind before anybody asked.
+      // An answer; or the peer has left before any PROPOSE, or before COMMIT.
       return Trigger(
           tx_ == Tx::kProp || tx_ == Tx::kComm ? base::Reason::kPeerRefused
           : tx_ == Tx::kRaw && rx_ == Rx::kRaw ? base::Reason::kPeerDemoted
@@ -113,11 +113,11 @@ void Stream::OnFrame() {
     case FrameKind::kGot:
       return OnGot();
     case FrameKind::kLaneDown:
-      // (Said once.)
+      // A peer says it once.
       if (lane_down_seen_) return Fail(base::Reason::kProtocol);
       return OnLaneDown(frame.offset, frame.flags);
     case FrameKind::kRaw:
-      // Rule 14.  A peer that goes raw from elsewhere than where we stopped has
+      // Rule 14. A peer that goes raw from an offset where we did not stop has
       // lost bytes, or repeats them.
       if (!lane_down_seen_ || frame.offset != InOff()) {
         return Fail(base::Reason::kProtocol);
@@ -142,7 +142,7 @@ void Stream::OnFrame() {
       Emit(kRxReady);
       return;
     case FrameKind::kAck:
-      // (Said once.)
+      // A peer says it once.
       if (!fin_sent_ || fin_acked_ || frame.offset != tx_off()) {
         return Fail(base::Reason::kProtocol);
       }
@@ -157,7 +157,7 @@ void Stream::OnFrame() {
     case FrameKind::kBack:
       return OnBack(frame.offset);
     case FrameKind::kReset:
-      // By itself it changes nothing: what ends the stream is the anchor.
+      // RESET alone changes nothing: the anchor ends the stream.
       if (frame.offset != 0 || peer_resets_) {
         return Fail(base::Reason::kProtocol);
       }

@@ -16,7 +16,7 @@
 namespace rcsock::verbs {
 namespace {
 
-// A process, its child, that one's child, and so on.
+// A process, its child, that child's child, and so on.
 constexpr int kGenerations = 64;
 
 bool CopyAll(int from, int to) {
@@ -42,8 +42,8 @@ void* OpenCopy(void* library) {
   if (!file.ok() || !copy.ok() || !CopyAll(file.get(), copy.get())) {
     return nullptr;
   }
-  // The loader knows a library by the name that it was opened by, too, and a
-  // parent may have used this number.
+  // The loader also knows a library by the name that it was opened by, and a
+  // parent may have used this number. So each generation has a longer name.
   char path[32 + 2 * kGenerations] = "/proc/self/";
   for (int i = 0; i < kGenerations; ++i) {
     const std::size_t end = std::strlen(path);

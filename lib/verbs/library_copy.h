@@ -3,12 +3,13 @@
 
 namespace rcsock::verbs {
 
-// Loads a library that is loaded already once more, with variables of its own:
-// the loader knows one by its file, so the copy has another, in memory.  What
-// else it needs is shared.  Null where it cannot be (no memfd_create, no /proc,
-// a policy against executing what has no file).  Not for one that the program,
-// too, may have linked: the copy's calls of itself would go there.  Never
-// unloaded.  A forked child's, while nobody else loads.
+// Loads a copy of a library that is loaded already, with variables of its own.
+// The loader knows a library by its file, so the copy gets another file, in
+// memory. The libraries that it needs are shared. Returns null where this
+// cannot be: no memfd_create, no /proc, a policy against executing memory
+// files. Not for a library that the program may have linked too: the copy's
+// calls of its own functions would go to the program's. Never unloaded. For a
+// forked child, while no other thread loads.
 void* OpenCopy(void* library);
 
 }  // namespace rcsock::verbs

@@ -36,7 +36,7 @@ bool AnyEntry(const char* path, Take&& take) {
   return taken;
 }
 
-// lib`driver`-rdmav34.so, where the number is libibverbs' own affair.
+// Loads lib`driver`-rdmav34.so; the number is libibverbs' own affair.
 bool LoadDriver(const char* directory, const char* driver) {
   if (*driver == '\0') return false;
   char begin[kName + 16];
@@ -51,7 +51,7 @@ bool LoadDriver(const char* directory, const char* driver) {
   });
 }
 
-// The device's name without its number: rxe0, mlx5_0, bnxt_re0.
+// By the device's name without its number: rxe0, mlx5_0, bnxt_re0.
 bool LoadByName(const char* directory, const char* devices,
                 const char* uverbs) {
   char path[2 * kPath];
@@ -70,7 +70,7 @@ bool LoadByName(const char* directory, const char* devices,
   return LoadDriver(directory, name);
 }
 
-// The kernel's driver, where the device has been renamed: mlx5_core, efa.
+// By the kernel's driver, if the device has been renamed: mlx5_core, efa.
 bool LoadByDriver(const char* directory, const char* devices,
                   const char* uverbs) {
   char path[2 * kPath];

@@ -3,23 +3,23 @@
 
 namespace rcsock::verbs {
 
-// The directory of the devices that the kernel knows.  As for libibverbs,
-// $SYSFS_PATH stands in place of /sys, but in set-user-ID programs.
+// The directory of the devices that the kernel knows. As for libibverbs,
+// $SYSFS_PATH replaces /sys, except in set-user-ID programs.
 class DeviceDirectory {
  public:
   DeviceDirectory();
-  // Empty where $SYSFS_PATH is too long.
+  // Empty if $SYSFS_PATH is too long.
   const char* path() const { return path_; }
 
  private:
   char path_[512];
 };
 
-// Loads libibverbs' own libraries for the devices that there are.  Where it
-// finds none that fits it loads all it has, seventeen on Debian, which takes
-// three quarters of the time from the first look for a device to the first
-// handshake.  What can't be guessed is left to that.  `function`: any of
-// libibverbs, whose directory has them.
+// Loads libibverbs' own libraries for the present devices. If libibverbs finds
+// none that fits, it loads all it has, seventeen on Debian. That takes three
+// quarters of the time from the first look for a device to the first handshake.
+// What can't be guessed is left to libibverbs. `function` is any of libibverbs,
+// whose directory has the libraries.
 void LoadProviders(const void* function);
 
 }  // namespace rcsock::verbs

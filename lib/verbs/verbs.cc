@@ -35,15 +35,16 @@ constinit std::atomic<std::uint32_t> g_state{kNotTried};
 constinit base::Latch g_latch;
 constinit Error g_why;  // g_latch's until kMissing, constant afterwards
 constinit std::atomic<bool> g_used{false};  // there has been an event channel
-// The program has librdmacm for itself, which has one context for all its
-// users.
+// The program has librdmacm for itself, and librdmacm has one context of a
+// device for all users.
 constinit bool g_shared = false;
-// librdmacm as the first process of these has loaded it, from its file.
+// librdmacm as the first of these processes has loaded it, from its file.
 constinit void* g_cm = nullptr;
-// The descriptors of its contexts, which it closes at the end.
+// The descriptors of librdmacm's contexts, which it closes at the end.
 constexpr int kContextFds = 64;
-constinit std::atomic<int> g_context_fds[kContextFds] = {};  // and 1; 0: none
-constinit bool g_of_parent = false;  // and that one had a device
+constinit std::atomic<int> g_context_fds[kContextFds] = {};  // number + 1; 0:
+                                                             // none
+constinit bool g_of_parent = false;  // and the parent had a device
 
 void Fail(Error* error, const char* call, int code,
           const ibv_context* context = nullptr) {
@@ -57,8 +58,8 @@ void Fail(Error* error, const char* call, int code,
   }
 }
 
-// The libraries export several versions of some names; dlsym gives the default
-// one, which is what the headers describe.
+// The libraries export several versions of some names. dlsym gives the default
+// version, which the headers describe.
 template <typename F>
 bool Find(void* cm, void* verbs, const char* name, F** slot) {
   void* found = ::dlsym(cm, name);
@@ -67,7 +68,7 @@ bool Find(void* cm, void* verbs, const char* name, F** slot) {
   return found != nullptr;
 }
 
-// Null, or the name of what is missing.
+// Returns null, or the name of what is missing.
 const char* LoadCalls() {
   // Never unloaded: the descriptors and threads of a provider live on.
   void* verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -93,8 +94,8 @@ const char* LoadCalls() {
     calls.ibv_reg_mr_iova2 = nullptr;
   }
   LoadProviders(reinterpret_cast<const void*>(calls.ibv_reg_mr));
-  // Kernels before 5.12 give the parent other pages than the device has when it
-  // writes to its queues behind a fork; on later ones this does nothing.
+  // Behind a fork, kernels before 5.12 give a parent that writes to its queues
+  // other pages than the device has. On later kernels this does nothing.
   int (*fork_init)() = nullptr;
   if (Find(cm, verbs, "ibv_fork_init", &fork_init)) fork_init();
   g_of_parent = false;
@@ -129,16 +130,17 @@ void Adopt(int* fd) {
   SetNonBlocking(*fd);
 }
 
-// Whether a child of fork may use libibverbs behind a parent that did: not
-// where it keeps count of the pages that fork must not copy, under a lock that
-// another thread may have had.
+// Returns true if a child of fork may use libibverbs behind a parent that did.
+// It may not where libibverbs counts the pages that fork must not copy. Another
+// thread may have had the lock of that count.
 bool FreeOfForks() {
   ibv_fork_status (*initialized)() = nullptr;
   return Find(g_cm, nullptr, "ibv_is_fork_initialized", &initialized) &&
          initialized() == IBV_FORK_UNNEEDED;
 }
 
-// What keeps the objects of a device: its own file and that of its events.
+// Returns true for a file that keeps the objects of a device: its own, and that
+// of its events.
 bool IsDevice(int fd) {
   char path[32];
   char target[64];
@@ -178,10 +180,10 @@ void ForkChild() {
   // Another thread may have been loading.
   g_latch.Reset();
   if (!g_used.load(std::memory_order_relaxed)) return;
-  // librdmacm keeps one context of each device for ever, and this process's are
-  // the parent's: their descriptors here would only keep the parent's objects
-  // alive.  The numbers that librdmacm will close become those of something
-  // that keeps nothing.
+  // librdmacm keeps one context of each device for ever, and these are the
+  // parent's. Their descriptors here would only keep the parent's objects
+  // alive. The numbers that librdmacm will close become those of a file that
+  // keeps nothing.
   const base::UniqueFd nothing(base::OpenHigh(
       [] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); }));
   for (int fd = 0; fd < 65536; ++fd) {
@@ -194,7 +196,7 @@ void ForkChild() {
   }
   for (auto& one : g_context_fds) one.store(0, std::memory_order_relaxed);
   g_used.store(false, std::memory_order_relaxed);
-  // The child's own contexts are those of a librdmacm of its own.
+  // The child's own contexts belong to a copy of librdmacm of its own.
   const bool possible = nothing.ok() && !g_shared && FreeOfForks();
   g_of_parent = true;
   if (!possible) g_why = {"fork", ENOTSUP, {}};
@@ -270,7 +272,8 @@ Pd AllocPd(ibv_context* context, Error* error) {
 
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error) {
-  // A device that grants strict keys alone is asked for those first.
+  // Set for a device that grants only strict keys: the next is asked for those
+  // first.
   static constinit std::atomic<bool> strict_first{false};
   const base::NoCancel no_cancel;
   const bool choice = calls.ibv_reg_mr_iova2 != nullptr;
@@ -359,7 +362,7 @@ Id CreateId(rdma_event_channel* channel, void* context, Error* error) {
 
 bool ResolveRoute(rdma_cm_id* id, int timeout_ms) {
   base::InternalScope internal;
-  // But on iWARP the first one looks for ibacm, by a file and a socket.
+  // On iWARP the first call looks for ibacm, by a file and a socket.
   const base::LibraryOpens opens;
   return calls.rdma_resolve_route(id, timeout_ms) == 0;
 }
@@ -382,10 +385,10 @@ void CloseGone(int cmd_fd, int async_fd) {
     calls.rdma_free_devices(list);
     return;
   }
-  // Where there is none left, librdmacm does not compare, and keeps what it had
-  // open until there is one.  The context is not to be touched: it may have
-  // been freed after all.  So its numbers, which librdmacm will close, become
-  // those of something that keeps nothing.
+  // If no device is left, librdmacm does not compare, and keeps what it had
+  // open until a device comes. The context must not be touched: it may have
+  // been freed after all. So its numbers, which librdmacm will close, become
+  // those of a file that keeps nothing.
   if (g_shared) return;
   const base::UniqueFd nothing(
       base::OpenHigh([] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));
@@ -413,9 +416,9 @@ bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
       *inline_ask = ask;
       return true;
     }
-    // What a provider says of too much inline data differs; what is wrong for
-    // another reason is wrong without it too.  (EAGAIN: the limits of the rdma
-    // cgroup.  EIO, ENODEV: the device has gone.)
+    // Providers report too much inline data by different errors. A call that is
+    // wrong for another reason fails without inline data, too. EAGAIN: the
+    // limits of the rdma cgroup. EIO, ENODEV: the device has gone.
     if (ask == 0 || errno == ENOMEM || errno == EAGAIN || errno == EIO ||
         errno == ENODEV) {
       Fail(error, "rdma_create_qp", errno, id->verbs);
@@ -424,7 +427,8 @@ bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
   }
 }
 
-// (By write(2), in whatever thread the lane goes, with the stream's latches.)
+// By write(2), in whichever thread the lane runs, with the stream's latches
+// held.
 bool ToError(ibv_qp* qp, Error* error) {
   const base::NoCancel no_cancel;
   const base::NoSigpipe no_sigpipe(IsIwarp(qp->context));

@@ -10,31 +10,31 @@
 
 namespace rcsock::verbs {
 
-// A call that failed, and on which device.  Empty: none did.
+// The call that failed, and its device. Empty: no call did.
 struct Error {
   const char* call = nullptr;  // "ibv_create_qp", ...
   int code = 0;                // errno
-  char device[32] = {};        // empty where there is none yet
+  char device[32] = {};        // empty if there is none yet
   explicit operator bool() const { return call != nullptr; }
 };
 
-// librdmacm and libibverbs are loaded when the first stream looks for a device:
+// Loads librdmacm and libibverbs, when the first stream looks for a device. So
 // a host without them keeps plain TCP, and a program that needs no device does
-// not load six libraries.  True once they are there.  Loads at most once; any
-// thread.
+// not load six libraries. Returns true once they are there. Loads at most once;
+// any thread may call it.
 bool Load(Error* error);
-// Whether the kernel knows any RDMA device: one look at sysfs, before any
-// library is loaded.
+// Returns true if the kernel knows any RDMA device: one look at sysfs, before
+// any library is loaded.
 bool AnyDevice();
-// In the child of fork.  If the parent has used a device, the descriptors
-// inherited are closed, and nothing made by the parent may be touched or
-// destroyed: the next Load() loads librdmacm once more, for objects of the
-// child's own.  It fails, until the child executes another program, where that
-// cannot be (OpenCopy), on kernels before 5.12, and where the program has
-// librdmacm for itself.
+// In the child of fork. If the parent has used a device, this closes the
+// inherited descriptors. Then no object of the parent's may be touched or
+// destroyed. The next Load() loads librdmacm once more, for objects of the
+// child's own. It fails, until the child executes another program, in three
+// cases: OpenCopy cannot copy, the kernel is older than 5.12, or the program
+// has librdmacm for itself.
 void ForkChild();
-// How often that has been: whoever comes back from a handler that forked finds
-// it changed.
+// Counts the calls of ForkChild. A thread that comes back from a handler that
+// forked finds it changed.
 inline constinit std::atomic<unsigned> forks{0};
 
 template <class T>
@@ -44,28 +44,27 @@ struct Release {
 template <class T>
 using Ptr = std::unique_ptr<T, Release<T>>;
 
-// Each destroys its object; what depends on another must go first.
+// Each destroys its object. An object that depends on another must go first.
 using Pd = Ptr<ibv_pd>;
 using Mr = Ptr<ibv_mr>;
 using Cq = Ptr<ibv_cq>;
 using Srq = Ptr<ibv_srq>;
 using Channel = Ptr<ibv_comp_channel>;
 using EventChannel = Ptr<rdma_event_channel>;
-// Destroys the QP that was created on it too.
+// Also destroys the QP that was created on it.
 using Id = Ptr<rdma_cm_id>;
 
-// All return null (false) and fill *error on failure.  The descriptors of
-// channels are close-on-exec, non-blocking, and at the top of the range.
+// All these return null or false on failure, and fill *error. The descriptors
+// of channels are close-on-exec, non-blocking, and at the top of the range.
 Pd AllocPd(ibv_context* context, Error* error);
-// The memory is read behind a completion only, so its key has relaxed ordering:
-// some devices grant no other, and others are a quarter faster with it.  On
-// iWARP it is strict, because there a read asks whether writes are in their
-// place.  Where a device refuses the one, it is asked for the other.
+// The memory is read only behind a completion, so its key has relaxed ordering:
+// some devices grant no other, and others are a quarter faster with it. On
+// iWARP the order is strict, because there a read asks whether writes are in
+// their place. If a device refuses one ordering, it is asked for the other.
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
 Channel CreateChannel(ibv_context* context, Error* error);
-// `number`: CQs of different numbers interrupt different CPUs, as far as the
-// device can.
+// CQs of different `number` interrupt different CPUs, as far as the device can.
 Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
             Error* error, std::uint32_t number = 0);
 Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
@@ -74,28 +73,28 @@ EventChannel CreateEventChannel(Error* error);
 Id CreateId(rdma_event_channel* channel, void* context, Error* error);
 bool ResolveRoute(rdma_cm_id* id, int timeout_ms);
 // Moves the descriptors of a context that librdmacm has opened (id->verbs) to
-// the top of the range, where they are not yet; the one of asynchronous events
-// becomes non-blocking.
+// the top of the range, unless they are there. The descriptor of asynchronous
+// events becomes non-blocking.
 void AdoptContext(ibv_context* context);
-// Makes librdmacm look which devices there are, and close the context of the
-// one that has gone, which had these two descriptors and which nobody uses any
-// more: some drivers' devices can't go before.
+// Makes librdmacm look which devices there are, and close the context of a
+// device that has gone. That context had these two descriptors, and is used no
+// more. Some drivers' devices can't go before.
 void CloseGone(int cmd_fd, int async_fd);
-// The QP belongs to the id.  Asks for the inline size in *inline_ask and for
-// less until the provider grants it; *inline_ask is then what was asked for, so
-// that the device's next QP takes one call, and *attr says what was granted.
+// The QP belongs to the id. Asks for the inline size in *inline_ask, and for
+// less until the provider grants it. *inline_ask is then the size last asked
+// for, so the device's next QP takes one call; *attr says what was granted.
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
               std::uint32_t* inline_ask, Error* error);
 bool ToError(ibv_qp* qp, Error* error);  // to IBV_QPS_ERR
-// How long a peer waits that finds no receive here.  None does while no receive
-// is lost; rdma_cm leaves 655 ms for each of its tries.
+// Sets how long a peer waits that finds no receive here. No peer does while no
+// receive is lost. rdma_cm leaves 655 ms for each try.
 bool SetRnrTimer(ibv_qp* qp, Error* error);
 // The device reports SRQ_LIMIT_REACHED, once, when fewer receives are left.
-// False: it cannot.
+// Returns false if it cannot.
 bool SetLimit(ibv_srq* srq, std::uint32_t receives);
 bool Query(ibv_context* context, ibv_device_attr* attr, Error* error);
 
-// rdma_cm's other calls, as they are: 0, or -1 with errno.  Only after Load().
+// rdma_cm's other calls, as they are: 0, or -1 with errno. Only after Load().
 struct Calls {
 #define RCSOCK_VERBS_CALLS(X)   \
   X(rdma_resolve_addr)          \
@@ -142,8 +141,8 @@ struct Calls {
 #define X(name) decltype(&::name) name;
   RCSOCK_VERBS_CALLS(X)
 #undef X
-  // A macro in the header (and ibv_query_port is one too: write
-  // (calls.ibv_query_port)(...)).
+  // ibv_reg_mr is a macro in the header. So is ibv_query_port: write
+  // (calls.ibv_query_port)(...).
   ibv_mr* (*ibv_reg_mr)(ibv_pd*, void*, std::size_t, int);
   // Null before rdma-core 28.
   ibv_mr* (*ibv_reg_mr_iova2)(ibv_pd*, void*, std::size_t, std::uint64_t,
@@ -151,14 +150,14 @@ struct Calls {
 };
 extern Calls calls;
 
-// ibv_device_attr::vendor_id of drivers that are no hardware's, or that need to
+// ibv_device_attr::vendor_id of drivers that have no hardware, or that need to
 // be known: rxe_param.h, siw.h and erdma_hw.h of the kernel.
 constexpr std::uint32_t kVendorRxe = 0xffffff;
 constexpr std::uint32_t kVendorSiw = 0x626d74;
 constexpr std::uint32_t kVendorErdma = 0x1ded;
 
 bool IsIwarp(const ibv_context* context);
-// Whether the link of a port is InfiniBand's own, and no Ethernet.
+// Returns true if the link of a port is InfiniBand's own, and no Ethernet.
 bool IsInfiniBand(ibv_context* context, std::uint8_t port);
 
 }  // namespace rcsock::verbs

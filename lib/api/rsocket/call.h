@@ -21,8 +21,8 @@ inline int Fail(int error) {
   return -1;
 }
 
-// Nothing throws through C; all that is thrown here is for want of memory.
-// (What a cancelled thread is unwound by is no exception of ours.)
+// No exception passes through C; here only a lack of memory throws. A cancelled
+// thread is unwound by something that is no std::exception.
 template <class Call>
 auto Guarded(Call&& call) -> decltype(call()) {
   try {
@@ -33,7 +33,7 @@ auto Guarded(Call&& call) -> decltype(call()) {
   }
 }
 
-// The channel that a call for data must go by; null: the stream itself.
+// Returns the channel that a call for data must go by; null: the stream itself.
 Shared ForData(int fd);
 
 }  // namespace rcsock::rsocket

@@ -28,9 +28,10 @@ constexpr std::size_t kMostMaps = 4096;
 
 constexpr std::size_t kMostOwed = 4 << 20;
 
-// A hello is one segment, or a few in a row.
+// The longest wait for the rest of a hello: it is one segment, or a few in a
+// row.
 constexpr std::int64_t kMostPieceMs = 1000;
-// For a direct write of the peer's that is under way to end.
+// The longest wait for a direct write of the peer's to end.
 constexpr std::int64_t kMostBusyMs = 5000;
 
 std::int64_t NowMs() {
@@ -46,8 +47,8 @@ std::uint64_t PidNamespace() {
 
 constexpr int kMostPieces = 64;
 
-// The first `length` bytes of a vector, or what its first 64 pieces have that
-// are not empty.
+// Takes the first `length` bytes of a vector, or what its first 64 pieces that
+// are not empty have.
 int Cut(const iovec* from, int count, std::size_t length, iovec* to) {
   int n = 0;
   for (int i = 0; i < count && length > 0 && n < kMostPieces; ++i) {
@@ -93,7 +94,7 @@ void Channel::SendHello() {
   hello.cookie_at = reinterpret_cast<std::uintptr_t>(cookie_);
   hello.busy_at = reinterpret_cast<std::uintptr_t>(&busy_);
   std::memcpy(hello.cookie, cookie_, sizeof cookie_);
-  // The first bytes of a connection: its buffers are empty.
+  // These are the first bytes of a connection: its buffers are empty.
   if (rcs_send(fd_, &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) !=
       static_cast<ssize_t>(sizeof hello)) {
     phase_ = Phase::kPlain;
@@ -106,8 +107,8 @@ void Channel::TakeHello(const Hello& hello) {
   peer_pid_ = hello.pid_namespace != 0 && hello.pid_namespace == PidNamespace()
                   ? static_cast<int>(hello.pid)
                   : 0;
-  // A peer that says that it is this process must be: or it would have us write
-  // to, and wait for, memory of our own.
+  // A peer that says that it is this process must be. Otherwise it would have
+  // us write to, and wait for, memory of our own.
   if (peer_pid_ == ::getpid() && !Channels::IsOtherEnd(fd_, hello.cookie_at)) {
     peer_pid_ = 0;
   }
@@ -124,7 +125,8 @@ void Channel::Step() {
 void Channel::SpeakFirst() {
   const base::MutexGuard hold(rx_);
   StepLatched();
-  // From here on a hello gets no answer: the peer takes our bytes for one.
+  // From here on a hello gets no answer: the peer takes our bytes for the
+  // answer.
   if (phase() == Phase::kMaybe) phase_ = Phase::kSpoken;
 }
 
@@ -145,8 +147,8 @@ void Channel::StepLatched() {
   if (now != Phase::kHello && now != Phase::kMaybe && now != Phase::kSpoken) {
     return;
   }
-  // No read before it is known that there are bytes: it would take the error
-  // of the connection, which is the application's to see.
+  // No read before it is known that there are bytes. It would take the error of
+  // the connection, which the application must see.
   pollfd one{fd_, POLLIN, 0};
   if (rcs_poll(&one, 1, 0) == 0) return;
   int there = 0;
@@ -165,7 +167,8 @@ void Channel::StepLatched() {
     return;
   }
   if (n < static_cast<ssize_t>(sizeof hello)) {
-    // A hello in pieces, or a peer without one that begins like it and waits.
+    // A hello in pieces; or a peer without a hello, whose bytes begin like it
+    // and which waits.
     const std::int64_t ms = NowMs();
     if (begun_ms_ == 0) begun_ms_ = ms;
     if (ms - begun_ms_ < kMostPieceMs) return;
@@ -189,7 +192,7 @@ void Channel::StepLatched() {
 
 // --- Receiving
 
-// The peer has broken the rules: nothing more can be told apart.
+// The peer has broken the rules: what follows cannot be told apart.
 void Channel::BreakLatched() {
   rcs_shutdown(fd_, SHUT_RDWR);
   data_left_ = write_left_ = 0;
@@ -223,9 +226,9 @@ bool Channel::TakeRecord() {
       if (record.length == 0 || record.length > kMostPayload) return false;
       write_to_ = nullptr;
       write_left_ = record.length;
-      // A device has placed it already; the program may have changed it since.
-      // (Its lane has been left, or this would not be here: nothing counts any
-      // more.)
+      // A device has placed it already, and the program may have changed it
+      // since. The lane has been left, or this record would not have come:
+      // nothing counts any more.
       if (record.extent != 0 && counter_ != nullptr &&
           record.extent <= std::atomic_ref(*counter_).load()) {
         return true;
@@ -239,7 +242,7 @@ bool Channel::TakeRecord() {
           return true;
         }
       }
-      return true;  // unmapped while it was under way
+      return true;  // unmapped while the record was under way
     }
     case kAsk:
       // All that came before it is in its place by now.
@@ -270,7 +273,7 @@ bool Channel::TakeRecord() {
   }
 }
 
-// Behind what is owed already.
+// Puts the record behind what is owed already.
 std::size_t Channel::Queue(const Record& record) {
   const base::MutexGuard hold(tx_);
   const auto* bytes = reinterpret_cast<const unsigned char*>(&record);
@@ -304,7 +307,7 @@ void Channel::ProgressLatched() {
     }
     if (n == 0) end_ = true;
     if (n < 0) {
-      // (The stream says it once; the application has not heard it.)
+      // The stream says it once, and the application has not heard it.
       if (errno != EAGAIN && errno != EINTR) error_ = errno;
       return;
     }
@@ -360,7 +363,7 @@ bool Channel::FlushLatched() {
         rcs_send(fd_, owed_.data() + owed_at_, owed_.size() - owed_at_,
                  MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n < 0) {
-      // Beyond repair: nobody need try again.
+      // Any other error is final: no caller need try again.
       owes_ = errno == EAGAIN;
       return false;
     }
@@ -380,7 +383,7 @@ bool Channel::SendOwed() {
 ssize_t Channel::SendRecord(const Record& record, const iovec* iov, int count,
                             std::size_t length) {
   if (!FlushLatched()) return -1;
-  // Room first: what has been begun must be ended.
+  // Room first: a record that has been begun must be ended.
   owed_.reserve(sizeof record + length);
   iovec pieces[kMostPieces + 1];
   pieces[0] = {const_cast<Record*>(&record), sizeof record};
@@ -442,7 +445,7 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
   record.offset = at;
   record.extent = length;
   record.address = reinterpret_cast<std::uintptr_t>(buffer);
-  // (A child's memory is not where the peer would write: it sends records.)
+  // A child's memory is not where the peer would write: the peer sends records.
   record.valid =
       child_ ? 0 : reinterpret_cast<std::uintptr_t>(locals_.back().valid.get());
   Queue(record);
@@ -452,10 +455,10 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
 }
 
 bool Channel::Revoke(Local& local) {
-  // The peer sets its busy word, then looks at `valid`; here `valid` changes
-  // first and the busy word is looked at after.  Both are sequentially
-  // consistent (the system call orders as well), so one sees the other: no
-  // write goes on after this returns.
+  // The peer sets its busy word, then looks at `valid`. Here `valid` changes
+  // first, and the busy word is looked at after. Both are sequentially
+  // consistent, and the system call orders as well. So one end sees the other's
+  // word: no write goes on after this returns.
   local.valid->store(0, std::memory_order_seq_cst);
   if (peer_pid_ > 0 && !child_) {
     std::uint32_t busy = 0;
@@ -468,7 +471,7 @@ bool Channel::Revoke(Local& local) {
           std::memcmp(cookie, peer_cookie_, sizeof cookie) != 0) {
         break;  // another process by now
       }
-      // It may have been stopped where it is.
+      // The peer may have been stopped in the write.
       if (NowMs() >= end) return false;
     }
   }
@@ -491,7 +494,7 @@ int Channel::Unmap(void* buffer, std::size_t length) {
       write_to_ < static_cast<unsigned char*>(buffer) + length) {
     write_to_ = nullptr;
   }
-  // A peer that has not heard of it yet still looks at the word.
+  // A peer that has not heard of the end yet still looks at the word.
   (void)found->valid.release();
   locals_.erase(found);
   Queue(record);
@@ -510,8 +513,8 @@ void Channel::LetGo() {
   rx_.UnlockAfterFork();
 }
 
-// What waits to be sent is the parent's to send, and what has been given to a
-// device is its device's.
+// The parent sends what waits to be sent. What has been given to a device is
+// that device's business.
 void Channel::InChild() {
   rx_.AssertHeld();
   tx_.AssertHeld();

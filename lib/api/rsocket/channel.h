@@ -17,21 +17,21 @@ namespace rcsock::rsocket {
 
 // What an rsocket has beyond a socket: memory that its peer may write to.
 //
-// A stream on which the connecting end has asked for such mappings
-// (RDMA_IOMAPSIZE) begins with a hello each way and carries records from then
-// on: data, a mapping, its end, bytes for a mapping.  Every other stream is the
-// bytes alone, as any TCP peer understands them.
+// If the connecting end of a stream has asked for such mappings
+// (RDMA_IOMAPSIZE), the stream begins with a hello each way. From then on it
+// carries records: data, a mapping, its end, bytes for a mapping. Every other
+// stream is the bytes alone, as any TCP peer understands them.
 //
-// Bytes for a mapping go straight into the peer's memory where both processes
-// are on one shared-memory lane (process_vm_writev) or on an RDMA lane
-// (rcs_place, by a key that the peer gives for each lane when it is asked);
-// elsewhere they are a record that the peer copies, from its receive ring into
+// If both processes are on one shared-memory lane, bytes for a mapping go
+// straight into the peer's memory (process_vm_writev). On an RDMA lane they go
+// there by rcs_place, by a key that the peer gives for each lane when asked.
+// Elsewhere they are a record that the peer copies from its receive ring into
 // the mapping.
 //
-// Latches: rx before tx; `maps` is under rx.  No call sleeps with one held, but
-// for what a device needs to acknowledge what has been placed, for the peer's
-// word that it has taken what went before a direct write (10 ms), and for a
-// direct write of the peer's that is under way when its mapping ends (5 s).
+// Any thread may call it. Latches: rx before tx; the mappings are under rx. A
+// call sleeps with a latch held only until a device acknowledges what has been
+// placed; until the peer has taken what went before a direct write (10 ms); and
+// until a direct write of the peer's to an ending mapping is over (5 s).
 class Channel {
  public:
   enum class Phase : std::uint8_t {
@@ -57,34 +57,35 @@ class Channel {
 
   void Connecting() { phase_ = Phase::kConnecting; }
   void Accepted(const Channel* listener);
-  // Goes on with what the handshake waits for, as far as it can.
+  // Continues the handshake as far as it can.
   void Step();
-  // Is about to send without waiting for the first bytes: to the peer that
-  // means that there are no records.
+  // The caller is about to send without waiting for the first bytes. To the
+  // peer that means that there are no records.
   void SpeakFirst();
-  // There is something to be read that may be the beginning of a hello.
+  // Bytes have come that may be the beginning of a hello.
   bool undecided() const { return begun_ms_.load() != 0; }
 
   // Takes what has come up to the next byte of data, and sends what is owed.
   void Progress();
-  // POLLIN of the data; call after Progress().
+  // POLLIN of the data. Requires a Progress() before.
   bool Readable();
-  bool SendOwed();  // something still waits to be sent
-  // What was taken from the application and not sent: somebody must send it.
+  bool SendOwed();  // returns true if something still waits to be sent
+  // Bytes taken from the application wait: a caller must send them.
   bool owes() const { return owes_.load(std::memory_order_acquire); }
-  // What has been placed may be lost with its lane: somebody must look, and
-  // send it again.  The second, once for each time that begins.
+  // What has been placed may be lost with its lane: a caller must call
+  // LookPlaced, which sends it again. StartedPlacing is true once each time
+  // this begins.
   bool placing() const { return placing_.load(std::memory_order_acquire); }
   bool StartedPlacing() { return started_.exchange(false); }
   void LookPlaced();
-  // Until it is known to have arrived, or is owed as records.
+  // Returns when all placed bytes have arrived, or are owed as records.
   void SettlePlaced();
 
-  // -1 with errno; EAGAIN: nothing now.  No sleep.
+  // Returns -1 with errno on failure; EAGAIN: nothing now. No sleep.
   ssize_t Recv(const iovec* iov, int count, int flags);
   ssize_t Send(const iovec* iov, int count);
   ssize_t Write(const void* from, std::size_t length, std::uint64_t offset);
-  // 0, or an errno.
+  // Returns 0, or an errno.
   int Map(void* buffer, std::size_t length, off_t* offset);
   int Unmap(void* buffer, std::size_t length);
   bool mapped() const { return mapped_.load(std::memory_order_relaxed); }
@@ -96,7 +97,7 @@ class Channel {
   // Ends the use of the descriptor's number: the pump must not touch it.
   void Close();
 
-  // Around a fork: both latches, or none; and what a child makes of its copy.
+  // Around a fork. TryHold takes both latches or none; InChild is the child's.
   bool TryHold();
   void LetGo();
   void InChild();
@@ -105,7 +106,7 @@ class Channel {
   bool parked RC_GUARDED_BY(rx_) = false;
   base::Mutex& rx() RC_RETURNS_LATCH(rx_) { return rx_; }
   bool DataFirst() const RC_REQUIRES(rx_) { return data_left_ > 0; }
-  // Nothing more comes, but what the application is told of.
+  // Nothing more comes except the error that the application is still to get.
   bool Ended() const RC_REQUIRES(rx_) { return end_ || error_ != 0; }
 
  private:
@@ -115,9 +116,9 @@ class Channel {
     void* buffer;
     std::size_t length;
     std::uint64_t offset;
-    // 1 while the peer may write; it looks here before each write.
+    // 1 while the peer may write. The peer looks here before each write.
     std::unique_ptr<std::atomic<std::uint32_t>> valid;
-    rcs_exposure exposed{};  // on its lane; none: lane_id 0
+    rcs_exposure exposed{};  // on its lane; lane_id 0: none
   };
   struct Remote {
     std::uint64_t offset;
@@ -133,20 +134,20 @@ class Channel {
   bool TakeRecord() RC_REQUIRES(rx_);
   void ProgressLatched() RC_REQUIRES(rx_);
   bool FlushLatched() RC_REQUIRES(tx_);
-  // Bytes of payload that were taken; the rest of the record is owed.
+  // Returns how many bytes of payload it took; the rest of the record is owed.
   ssize_t SendRecord(const Record& record, const iovec* iov, int count,
                      std::size_t length) RC_REQUIRES(tx_);
   bool PeerReachable(int lane) RC_REQUIRES(rx_);
-  // How many bytes are owed then.
+  // Returns how many bytes are owed then.
   std::size_t GiveKey(std::uint64_t offset) RC_REQUIRES(rx_);
-  // The peer's device has somewhere to count on this lane.
+  // Returns true if the peer's device has a place to count on this lane.
   bool GiveCounter(std::uint32_t lane_id) RC_REQUIRES(rx_);
   void DropCounter() RC_REQUIRES(rx_);
   void Hide(Local& local) RC_REQUIRES(rx_);
   Remote* FindRemote(std::uint64_t offset) RC_REQUIRES(rx_);
-  // Its key for the present lane is here; asks for it, once a lane.
   std::size_t Owed() RC_EXCLUDES(tx_);
   bool RefusesToPlace() RC_EXCLUDES(tx_);
+  // Returns true if the present lane's key is here; asks for it, once a lane.
   bool Placeable(Remote& to, const rcs_stream_info& info) RC_REQUIRES(rx_);
   ssize_t Place(const Remote& to, const void* from, std::size_t length,
                 std::uint64_t offset) RC_REQUIRES(rx_);
@@ -154,13 +155,14 @@ class Channel {
   void SettleFirst() RC_REQUIRES(tx_);
   void SettlePlacedLatched() RC_REQUIRES(tx_);
   void Redo() RC_REQUIRES(tx_);
-  // Whether every record for a mapping has been taken; asks and waits a little.
+  // Returns true if the peer has taken every record for a mapping; waits a
+  // little.
   bool CaughtUp() RC_REQUIRES(rx_);
-  // False: a write of the peer's there has not ended.
+  // Returns false if a write of the peer's there has not ended.
   bool Revoke(Local& local) RC_REQUIRES(rx_);
-  // How many bytes are owed then.
+  // Returns how many bytes are owed then.
   std::size_t Queue(const Record& record) RC_EXCLUDES(tx_);
-  // Bytes; 0: not possible.
+  // Returns bytes; 0: not possible.
   ssize_t WriteDirect(const Remote& to, const void* from, std::size_t length,
                       std::uint64_t offset) RC_REQUIRES(rx_);
   void BreakLatched() RC_REQUIRES(rx_);
@@ -169,25 +171,25 @@ class Channel {
 
   int fd_;
   std::atomic<Phase> phase_{Phase::kIdle};
-  std::atomic<std::int64_t> begun_ms_{0};  // since when; 0: it is not
+  std::atomic<std::int64_t> begun_ms_{0};  // of a hello in pieces; 0: none
   std::atomic<bool> mapped_{false};
-  bool end_ RC_GUARDED_BY(rx_) = false;  // of what comes
-  int error_ RC_GUARDED_BY(rx_) = 0;     // of what comes, not told yet
-  // The peer has heard of another process: this one came of it by fork.
+  bool end_ RC_GUARDED_BY(rx_) = false;  // nothing more comes
+  int error_ RC_GUARDED_BY(rx_) = 0;     // of what comes, not reported yet
+  // The peer knows the pid of the parent that this process was forked from.
   bool child_ = false;
 
   base::Mutex rx_;
   unsigned char head_[40] RC_GUARDED_BY(rx_) = {};
   std::size_t head_have_ RC_GUARDED_BY(rx_) = 0;
-  // Of a record of data.
+  // For a record of data.
   std::uint64_t data_left_ RC_GUARDED_BY(rx_) = 0;
-  // Of one for a mapping.
+  // For a record for a mapping.
   std::uint64_t write_left_ RC_GUARDED_BY(rx_) = 0;
   unsigned char* write_to_ RC_GUARDED_BY(rx_) = nullptr;
   std::vector<Local> locals_ RC_GUARDED_BY(rx_);
   std::vector<Remote> remotes_ RC_GUARDED_BY(rx_);
-  // How many of the peer's writes its device has placed here: written by that
-  // device behind each.  A page of its own, for it is registered.
+  // How many of the peer's writes its device has placed here. That device
+  // writes it behind each. It has a page of its own, since it is registered.
   std::uint64_t* counter_ RC_GUARDED_BY(rx_) = nullptr;
   rcs_exposure counter_exposed_ RC_GUARDED_BY(rx_){};
   rcs_exposure peer_counter_ RC_GUARDED_BY(rx_){};  // where ours counts
@@ -197,11 +199,11 @@ class Channel {
   std::atomic<bool> owes_{false};
   std::size_t owed_at_ RC_GUARDED_BY(tx_) = 0;
   Placing placed_ RC_GUARDED_BY(tx_);
-  std::uint64_t place_number_ RC_GUARDED_BY(tx_) = 0;  // the last
+  std::uint64_t place_number_ RC_GUARDED_BY(tx_) = 0;  // of the last write
   std::atomic<bool> placing_{false};
   std::atomic<bool> started_{false};
 
-  // Of the peer's process.
+  // The peer's process.
   int peer_pid_ = 0;
   int peer_iomap_ = 0;
   std::uint64_t peer_cookie_at_ = 0;

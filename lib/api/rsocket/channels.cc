@@ -46,8 +46,9 @@ Registry& All() {
   return *registry;
 }
 
-// A fork finds no latch held by a thread that the child does not have.  The
-// registry's comes after a channel's elsewhere, so here they are tried.
+// A fork finds no latch held by a thread that the child does not have.
+// Elsewhere a thread takes the registry's latch after a channel's, so here the
+// channels' are only tried.
 bool held_by_fork = false;
 
 void ForkPrepare() {
@@ -87,7 +88,7 @@ void Kick() {
   const std::uint64_t one = 1;
   const int fd = All().kick;
   if (fd >= 0 && ::write(fd, &one, sizeof one) < 0) {
-    // Full: it is awake anyway.
+    // Full: the pump is awake anyway.
   }
 }
 
@@ -126,7 +127,7 @@ void Turn(int kick, Pumped* pumped) {
     }
     fds.push_back({events != 0 ? fd : -1, events, 0});
   }
-  // A lane that dies says nothing to whoever waits for bytes.
+  // A lane that dies does not wake a thread that waits for bytes.
   const int timeout = placing ? kLookMs : -1;
   if (rcs_poll(fds.data(), fds.size(), timeout) < 0) return;
   if ((fds[0].revents & POLLIN) != 0) {
@@ -208,7 +209,7 @@ void Channels::Forget(int fd) {
 
 int Channels::Start() {
   const base::MutexGuard hold(All().latch);
-  // A thread does not come along through fork.
+  // fork does not copy the thread.
   if (All().pump_pid == ::getpid()) return 0;
   const int kick = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (kick < 0) return errno;

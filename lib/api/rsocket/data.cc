@@ -1,5 +1,4 @@
-// Data: the calls that send and receive, by the channel or by the stream
-// itself.
+// The calls that send and receive data, by the channel or by the stream itself.
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -40,7 +39,7 @@ ssize_t RecvVector(int fd, const iovec* iov, int count, int flags,
       const Shared channel = ForData(fd);
       ssize_t n;
       if (channel == nullptr || !channel->framed()) {
-        // What follows a hello is not there before it.
+        // What follows a hello does not come before it.
         if (channel != nullptr) {
           if (channel->undecided()) Nap();
           n = Fail(EAGAIN);
@@ -114,12 +113,12 @@ ssize_t SendVector(const Shared& channel, int fd, const iovec* iov, int count,
   });
 }
 
-// The channel of a stream on which a send must go by it.
+// Returns the channel by which a send on the stream must go; null: the stream.
 Shared ForSend(int fd) {
   Shared channel = ForData(fd);
   if (channel == nullptr || channel->framed()) return channel;
-  // An acceptor that speaks first does so in plain bytes; a hello that comes
-  // after that is only dropped.
+  // An acceptor that speaks first does so in plain bytes. A hello that comes
+  // after that is dropped.
   if (channel->phase() == Phase::kMaybe) channel->SpeakFirst();
   return channel->framed() || channel->handshaking() ? channel : nullptr;
 }

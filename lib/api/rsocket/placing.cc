@@ -8,7 +8,7 @@ namespace rcsock::rsocket {
 namespace {
 
 constexpr std::size_t kBytes = 512 * 1024;
-// A quarter, so that several are under way.
+// A quarter, so that several writes are under way.
 constexpr std::size_t kMostPiece = kBytes / 4;
 constexpr std::size_t kLeastPiece = 4096;
 

@@ -10,17 +10,17 @@
 namespace rcsock::rsocket {
 
 // The writes to the peer's memory that an RDMA device has been given and that
-// are not known to have arrived.  Their bytes are kept in registered memory,
-// from which the device sends them, and from which they are sent again if the
-// lane dies: in order, so that the last one wins there too.
+// are not known to have arrived. Their bytes are kept in registered memory,
+// from which the device sends them. If the lane dies, they are sent again from
+// there, in order: so the last write wins there too.
 class Placing {
  public:
   struct Write {
     std::uint64_t offset;  // in the mappings
     const unsigned char* from;
     std::size_t length;
-    std::uint64_t number;  // of all that this stream has placed; from 1
-    std::size_t skipped;   // of the memory, before it
+    std::uint64_t number;  // counts all that this stream has placed, from 1
+    std::size_t skipped;   // bytes of the memory before it
     rcs_exposure where;
     std::int64_t ticket;
   };
@@ -30,11 +30,11 @@ class Placing {
   Placing(const Placing&) = delete;
   Placing& operator=(const Placing&) = delete;
 
-  // Behind the bytes of each: its number, which is placed as well.
+  // Behind the bytes of each write lies its number, which is placed as well.
   static constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 
-  // Room for up to `want` bytes in a row, and a number; null: none now.  Filled
-  // and then added, or not.
+  // Returns room for up to `want` bytes in a row, and a number; null: none now.
+  // The caller may fill it and then call Add.
   unsigned char* Room(std::size_t want, std::size_t* have);
   void Add(const Write& write);
   const Write& front() const { return writes_.front(); }
@@ -48,7 +48,7 @@ class Placing {
  private:
   std::deque<Write> writes_;
   unsigned char* memory_ = nullptr;
-  std::size_t begin_ = 0;  // of the oldest
+  std::size_t begin_ = 0;  // of the oldest write
   std::size_t used_ = 0;   // with what was skipped at the end
   std::size_t skip_ = 0;   // by the last Room
   bool refused_ = false;

@@ -55,14 +55,14 @@ RCSOCK_EXPORT int rpoll(pollfd* fds, nfds_t count, int timeout) {
             channel->Step();
             if (channel->undecided()) Nap();
             if (spoken && channel->phase() != Phase::kSpoken) {
-              // What there was may have been a hello, and is gone.
+              // The bytes that poll saw may have been a hello, and are gone.
               pollfd again{fds[i].fd, asked[i].events, 0};
               if (rcs_poll(&again, 1, 0) >= 0) got = again.revents;
             }
           }
           channel->Progress();
           if (shaking) {
-            // Connected: that is what POLLOUT says here.
+            // POLLOUT says here that the stream is connected.
             got = static_cast<short>(got & ~(POLLIN | POLLOUT));
             if (!channel->handshaking()) {
               got = static_cast<short>(got | (fds[i].events & POLLOUT));

@@ -12,7 +12,7 @@
 
 namespace rcsock::rsocket {
 
-// The most that one record carries: what is not taken at once is kept.
+// The most that one record carries. What is not sent at once is kept.
 constexpr std::size_t kMostPayload = 256 * 1024;
 
 enum Type : std::uint32_t {
@@ -22,17 +22,17 @@ enum Type : std::uint32_t {
   kWrite,
   kAsk,
   kTaken,
-  kWantKey,  // of the mapping `offset`, for the lane there is
+  kWantKey,  // of the mapping `offset`, for the present lane
   kKey,      // of the mapping `offset`: `valid` is key and lane
   kCounter,  // where the number of what has been placed goes; as kKey
 };
 
-// On the wire as it is in memory: both ends are x86-64.
+// On the wire as in memory: both ends are x86-64.
 struct Channel::Record {
   std::uint32_t type;
   std::uint32_t length;  // of the payload
   std::uint64_t offset;
-  std::uint64_t extent;   // kMap; kWrite that may be there: its number
+  std::uint64_t extent;   // kMap; kWrite that may have been placed: its number
   std::uint64_t address;  // kMap
   std::uint64_t valid;    // kMap
 };

@@ -1,7 +1,7 @@
-// librcsock_rsocket.so: the names of <rdma/rsocket.h>.  A stream rsocket is a
-// TCP stream of librcsock, a datagram one is UDP.
+// librcsock_rsocket.so: the names of <rdma/rsocket.h>. A stream rsocket is a
+// TCP stream of librcsock; a datagram rsocket is UDP.
 //
-// Here: connections, their options, and the memory that they map.
+// This file has connections, their options, and the memory that they map.
 
 #include "lib/include/rcsock/rsocket.h"
 
@@ -42,11 +42,11 @@ RCSOCK_EXPORT int raccept(int fd, sockaddr* address, socklen_t* length) {
     const Shared listener = Channels::Find(fd);
     const Shared channel =
         Channels::CanHold(accepted) ? Channels::Make(accepted) : nullptr;
-    // Beyond what is kept here: a stream, and no more.
+    // Beyond the numbers that are kept here it is a stream, and no more.
     if (channel == nullptr) return accepted;
     channel->Accepted(listener.get());
-    // Who is to map memory must know now whether its peer does the same; the
-    // hello of one that does is on its way.
+    // An end that is to map memory must know now whether its peer maps too. The
+    // hello of such a peer is on its way.
     Shake(channel, channel->iomap_size() > 0 ? 1000 : 0);
     return accepted;
   });
@@ -161,7 +161,7 @@ RCSOCK_EXPORT off_t riomap(int fd, void* buffer, size_t length, int protection,
                            int flags, off_t offset) {
   return Guarded([&]() -> off_t {
     Shared channel = ForData(fd);
-    // As in raccept: whether the peer maps as well may be on its way.
+    // As in raccept: the peer's hello may be on its way.
     if (channel != nullptr && channel->phase() == Phase::kMaybe) {
       Shake(channel, 1000);
       channel = ForData(fd);
@@ -169,7 +169,7 @@ RCSOCK_EXPORT off_t riomap(int fd, void* buffer, size_t length, int protection,
     if (channel == nullptr || !channel->framed() || buffer == nullptr ||
         length == 0 || flags != 0 ||
         (protection & ~(PROT_WRITE | PROT_NONE)) != 0 || offset < -1) {
-      // (The kernel's word for a descriptor that is no socket.)
+      // The kernel's error for a descriptor that is no socket.
       int type = 0;
       socklen_t size = sizeof type;
       return rcs_getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0

@@ -19,28 +19,29 @@ bool Nonblocking(int fd, int flags);
 
 std::int64_t NowMs();
 
-// What may be the beginning of a hello is there to be read, so no wait for more
-// of it would wait.
+// Sleeps a moment. Bytes that may be the beginning of a hello are there to be
+// read, so a poll for more would not wait.
 void Nap();
 
-// Waits for the stream itself; false with errno (EINTR).
+// Waits for the stream itself. Returns false with errno (EINTR).
 bool WaitFor(int fd, short events, int timeout);
 
-// For poll; what is beyond its range is as good as for ever (24 days).
+// For poll. A time beyond its range is as good as for ever (24 days).
 int Milliseconds(const timeval& time);
 
-// Until there is something to be read, as the stream itself waits in a read:
-// with its time-out, and on after a signal whose handler says so.  False with
-// errno, which may be the stream's own error.
+// Waits until there is something to read, as the stream itself waits in a read:
+// with its time-out, and on after a signal if the handler says so. Returns
+// false with errno, which may be the stream's own error.
 bool WaitToRead(int fd);
 
-// With the time-out of a send; false with errno (EINTR, EAGAIN).
+// Waits with the time-out of a send. Returns false with errno (EINTR, EAGAIN).
 bool WaitToSend(int fd, short events = POLLOUT);
 
-// Until the peer has answered the hello, or `timeout`.
+// Waits until the peer has answered the hello, or `timeout` is over. Returns
+// false with errno (EINTR).
 bool Shake(const Shared& channel, int timeout);
 
-// `once()` is a send that does not sleep.
+// Sends all, as the flags allow. `once()` is a send that does not sleep.
 template <class Once>
 ssize_t Repeat(int fd, int flags, std::size_t total, Once&& once) {
   std::size_t done = 0;

@@ -1,5 +1,5 @@
-// The writing half of a mapping: into the peer's memory straight away where
-// that is possible, or as a record.
+// The writing half of a mapping: straight into the peer's memory if possible,
+// or as a record.
 
 #include <poll.h>
 #include <sched.h>
@@ -21,14 +21,15 @@
 namespace rcsock::rsocket {
 namespace {
 
-// A device that has not acknowledged for so long will not, or its link is no
-// faster than TCP: its lane is left.  (As long as PROBE takes to find that.)
+// A device that has not acknowledged for this long will not, or its link is no
+// faster than TCP: the stream leaves its lane. PROBE takes as long to find
+// that.
 constexpr std::int64_t kPatienceNs = 1'000'000'000;
 constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::size_t kPage = 4096;
 
-// RCSOCK_PEERS names other users.  As of when the library is loaded, as
-// librcsock reads it: the program may clear its environment afterwards.
+// RCSOCK_PEERS names other users. It is read when the library is loaded, as by
+// librcsock: the program may clear its environment afterwards.
 bool other_users = false;
 [[gnu::constructor]] void ReadOtherUsers() {
   const char* names = base::Env("RCSOCK_PEERS");
@@ -45,11 +46,11 @@ std::int64_t NowNs() {
 
 // --- Shared memory: the peer's process
 
-// Only on a shared-memory lane, and where none is made with other users'
-// processes: the two are of one user on one host then, and what the peer says
-// of its memory gives it nothing that it does not have.  (Of another user's
-// process it could name one of ours.)  The cookie shows that the number is that
-// process.
+// The peer's process is reachable only on a shared-memory lane, and only where
+// no lane is made with other users' processes. Then both are of one user on one
+// host, and what the peer says of its memory gives it nothing new. Another
+// user's process could name memory of one of ours. The cookie shows that the
+// pid is the peer's process.
 bool Channel::PeerReachable(int lane) {
   if (direct_ == Direct::kNo || peer_pid_ <= 0 || lane != RCS_SHM) {
     return false;
@@ -86,8 +87,7 @@ ssize_t Channel::WriteDirect(const Remote& to, const void* from,
   return n > 0 ? n : 0;
 }
 
-// A write that goes straight there must not come before one that went as a
-// record.
+// A direct write must not overtake a write that went as a record.
 bool Channel::CaughtUp() {
   if (writes_taken_ == writes_sent_) return true;
   if (asks_left_ == 0) return false;
@@ -149,7 +149,7 @@ std::size_t Channel::GiveKey(std::uint64_t offset) {
     if (local.offset != offset) continue;
     rcs_stream_info info{};
     if (rcs_get_stream_info(fd_, &info, sizeof info) < 0) break;
-    // (Without it the peer goes on sending records.)
+    // Without a counter the peer goes on sending records.
     if (!GiveCounter(info.lane_id)) break;
     if (local.exposed.lane_id == 0 || local.exposed.lane_id != info.lane_id) {
       Hide(local);
@@ -199,7 +199,7 @@ bool Channel::Placeable(Remote& to, const rcs_stream_info& info) {
   return false;
 }
 
-// Bytes; 0: as a record, after all.
+// Returns bytes; 0: send a record instead.
 ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
                        std::uint64_t offset) {
   const base::MutexGuard hold(tx_);
@@ -209,11 +209,11 @@ ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
   std::size_t n = 0;
   unsigned char* copy = placed_.Room(length, &n);
   while (copy == nullptr && !placed_.empty()) {
-    // As soon as the first of them has arrived.
+    // Goes on as soon as the first write has arrived.
     SettleFirst();
     copy = placed_.Room(length, &n);
   }
-  // (What was sent again must be taken first.)
+  // The peer must take first what was sent again.
   if (copy == nullptr || writes_sent_ != writes_taken_) return 0;
   std::memcpy(copy, from, n);
   const auto place = [&](const rcs_exposure& where, std::uint64_t at,
@@ -232,9 +232,9 @@ ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
     if (errno == ENOBUFS) placed_.Refuse();
     return 0;
   }
-  // Behind it, in the order of the queue pair, its number: so the peer knows
-  // what it has had, should the lane die before this end does.  (A number that
-  // can't be placed is covered by the next.)
+  // Its number follows, in the order of the queue pair. So the peer knows what
+  // it has had, should the lane die before this end does. A number that can't
+  // be placed is covered by the next.
   const std::uint64_t number = ++place_number_;
   std::memcpy(copy + n, &number, sizeof number);
   ticket = std::max(ticket,
@@ -255,8 +255,8 @@ void Channel::LookPlacedLatched() {
   placing_ = false;
 }
 
-// The lane is gone, and only the peer can know what has arrived: all of it goes
-// once more with its numbers, before anything else.
+// The lane is gone, and only the peer can know what has arrived. So all writes
+// go once more with their numbers, before anything else.
 void Channel::Redo() {
   for (; !placed_.empty(); placed_.Pop()) {
     const Placing::Write& first = placed_.front();
@@ -283,7 +283,7 @@ void Channel::SettleFirst() {
     if (placed_.empty() || placed_.front().ticket != ticket) return;
     const std::int64_t waited = NowNs() - begin;
     if (waited > kPatienceNs && !left) {
-      // Then the next look finds it gone.
+      // Then the next look finds the lane gone.
       rcs_demote(fd_, 0);
       left = true;
     }
@@ -310,7 +310,7 @@ void Channel::SettlePlaced() {
   SettlePlacedLatched();
 }
 
-// --- All of them
+// --- All paths
 
 Channel::Remote* Channel::FindRemote(std::uint64_t offset) {
   for (Remote& r : remotes_) {
@@ -339,7 +339,7 @@ ssize_t Channel::Write(const void* from, std::size_t length,
     if (n > 0) return n;
   }
   if (placeable && CaughtUp()) {
-    // The wait for the peer may have brought the mapping's end.
+    // The mapping may have ended during the wait for the peer.
     if (FindRemote(offset) == nullptr) {
       errno = EINVAL;
       return -1;

@@ -1,8 +1,7 @@
-// What the libraries allocate, asio and the standard library within them too,
-// comes from pools of their own and not from the program's heap: send(),
-// close() and shutdown() may be called by a signal handler that has interrupted
-// malloc.  The operators are the library's alone: its version script hides
-// them.
+// What the libraries allocate, with asio and the standard library in them,
+// comes from pools of their own. They do not use the program's heap: a signal
+// handler that has interrupted malloc may call send(), close() or shutdown().
+// The operators are the library's alone: its version script hides them.
 
 #include <sys/mman.h>
 
@@ -15,15 +14,15 @@
 #include "lib/base/critical.h"
 #include "lib/base/pool.h"
 
-// A sanitizer has its own.
+// A sanitizer has its own operators.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
 namespace rcsock::base {
 namespace {
 
-// Before each block: how much there is, of what a pool gives or of a mapping of
-// its own, and how much of that is before this.  What follows is aligned as
-// new's result has to be.
+// The head before each block: how many bytes a pool or a mapping has given, and
+// how many of them lie before the head. What follows is aligned as new's result
+// has to be.
 struct alignas(__STDCPP_DEFAULT_NEW_ALIGNMENT__) Head {
   std::size_t bytes;
   std::size_t before;
@@ -45,14 +44,14 @@ Pool& PoolOf(std::size_t bytes) {
 
 void* Take(std::size_t size, std::size_t align = alignof(Head)) noexcept {
   std::size_t bytes = 0;
-  // (What a pool gives is aligned as a head is.)
+  // A pool's memory is aligned as a head is.
   const std::size_t most_before = align - alignof(Head);
   if (__builtin_add_overflow(size, sizeof(Head) + most_before, &bytes)) {
     return nullptr;
   }
   void* block = nullptr;
   if (bytes <= kMost) {
-    // No handler of the program's comes in while the pool is held.
+    // While the pool's latch is held, no handler of the program's runs.
     Critical critical;
     block = PoolOf(bytes).Take();
   } else {
@@ -116,7 +115,7 @@ void operator delete[](void* at, const std::nothrow_t&) noexcept {
   rcsock::base::Give(at);
 }
 
-// More aligned than usual.
+// For more alignment than usual.
 namespace {
 constexpr std::size_t Bytes(std::align_val_t align) {
   const auto bytes = static_cast<std::size_t>(align);

@@ -1,13 +1,13 @@
 #ifndef RCSOCK_POSIX_NAMES_H_
 #define RCSOCK_POSIX_NAMES_H_
 
-/* Turns a source file over without editing it:
+/* Has a source file use rcsock without an edit:
  *
  *     cc -include rcsock/posix_names.h ... -lrcsock
  *
  * recv() and so on then mean rcs_recv().  It must come before every other
- * header, so it includes none (a source may still define _GNU_SOURCE).  Only
- * functions with C linkage are renamed: methods, variables and fields that are
+ * header, so it includes none: a source may still define _GNU_SOURCE.  Only
+ * functions with C linkage are renamed.  Methods, variables and fields that are
  * called `close` or `send` stay what they are.
  */
 
@@ -15,7 +15,7 @@
 #error "rcsock/posix_names.h is for x86-64 Linux"
 #endif
 
-/* Its checked versions of read, recv and poll would go past us. */
+/* The checked versions of read, recv and poll would go past rcsock. */
 #undef _FORTIFY_SOURCE
 
 #pragma redefine_extname socket rcs_socket
@@ -84,9 +84,9 @@
 #pragma redefine_extname _exit rcs_immediate_exit
 #pragma redefine_extname _Exit rcs_immediate_exit
 
-/* With _FILE_OFFSET_BITS=64 the C library's headers give these another name,
- * which a pragma cannot change and an earlier declaration can.  (Clang takes no
- * such declaration: there, leave that macro away, or link with -lrcsock_posix.)
+/* With _FILE_OFFSET_BITS=64 the C library's headers rename these functions.  A
+ * pragma cannot change that, and an earlier declaration can.  Clang takes no
+ * such declaration: leave that macro away, or link with -lrcsock_posix.
  */
 #undef _FILE_OFFSET_BITS
 #if defined(__GNUC__) && !defined(__clang__)

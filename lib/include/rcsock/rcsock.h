@@ -3,14 +3,14 @@
 
 /* Sockets over shared memory and RDMA: link with -lrcsock (pkg-config rcsock).
  *
- * rcs_X is POSIX's or Linux's X: the same parameters, results, errno and
- * meaning, on the same file descriptors.  A TCP connection made by rcs_socket
+ * rcs_X is POSIX's or Linux's X, with its parameters, results, errno and
+ * meaning, on ordinary file descriptors.  A TCP connection made by rcs_socket
  * or rcs_accept is a stream: its bytes move to a faster lane when its peer uses
  * rcsock too.  Every other descriptor passes straight through.
  *
- * From the moment a descriptor is a stream, what sends, receives, waits for it,
- * copies, configures or closes it is an rcs_ call; getpeername and the like may
- * be plain.  See rcs_socket(3).
+ * Once a descriptor is a stream, send, receive, wait, copy, configure and close
+ * by rcs_ calls only.  getpeername and the like may be plain.  See
+ * rcs_socket(3).
  */
 
 #include <poll.h>
@@ -89,19 +89,20 @@ int rcs_epoll_pwait(int set, struct epoll_event* events, int capacity,
 int rcs_epoll_pwait2(int set, struct epoll_event* events, int capacity,
                      const struct timespec* timeout, const sigset_t* mask);
 
-/* A set inside an event loop that is not rcsock's (a program's own, or Asio's):
- * a plain epoll or poll of `set` sees what the kernel has, and what the lanes
- * have only while the set is armed.  So, by one thread at a time:
+/* For a set inside an event loop that is not rcsock's, such as a program's own
+ * or Asio's.  A plain epoll or poll of `set` sees what the kernel has.  It sees
+ * what the lanes have only while the set is armed.  One thread at a time calls:
  *
- *   1. rcs_epoll_look: what the lanes have; spins for `spin_us` at most, and
- *      does not ask the kernel.  The number of events, 0, or -1: EAGAIN:
- * nothing for so long that it is better to sleep; ENODATA: no stream of the set
- * is on a lane, so that the kernel's word is enough.
- *   2. rcs_epoll_arm: 0: `set` becomes readable when something comes; 1: look
+ *   1. rcs_epoll_look, which takes what the lanes have.  It spins for `spin_us`
+ *      at most, and does not ask the kernel.  Returns the number of events, 0,
+ *      or -1.  EAGAIN: nothing for so long that it is better to sleep.
+ *      ENODATA: no stream of the set is on a lane, so the kernel's word is
+ *      enough.
+ *   2. rcs_epoll_arm.  0: `set` becomes readable when something comes.  1: look
  *      again, something has come.
- *   3. the loop's own wait;
- *   4. rcs_epoll_disarm, then, if `set` was readable, rcs_epoll_wait(set, ...,
- * 0) until it returns 0. */
+ *   3. The loop's own wait.
+ *   4. rcs_epoll_disarm.  If `set` was readable, then also
+ *      rcs_epoll_wait(set, ..., 0) until it returns 0. */
 int rcs_epoll_look(int set, struct epoll_event* events, int capacity,
                    int spin_us);
 int rcs_epoll_arm(int set);
@@ -159,8 +160,8 @@ int rcs_siginterrupt(int number, int interrupt);
 void (*rcs_signal(int number, void (*handler)(int)))(int);
 
 /* --- Beyond POSIX
- * All return -1 with errno: EBADF (not open), ENOTSOCK, EOPNOTSUPP (a socket,
- * but no stream), EINVAL. */
+ * On failure all return -1 with errno.  EBADF: not open.  EOPNOTSUPP: a socket,
+ * but no stream.  Also ENOTSOCK, EINVAL. */
 
 #define RCS_TCP 0
 #define RCS_SHM 1
@@ -169,34 +170,35 @@ void (*rcs_signal(int number, void (*handler)(int)))(int);
 /* Where the bytes of a stream go at this moment: RCS_TCP, RCS_SHM, RCS_RDMA. */
 int rcs_get_lane(int fd);
 
-/* Why it is on TCP, or left its last lane: a word of docs/tools.md ("All
- * reasons"), "none" on a lane.  It is not to be freed.  Null with errno. */
+/* Returns why the stream is on TCP, or left its last lane: a word of
+ * docs/tools.md ("All reasons"), "none" on a lane.  Do not free it.  Null with
+ * errno. */
 const char* rcs_get_reason(int fd);
 
 struct rcs_stream_info {
   int32_t lane;
   int32_t policy;
   char reason[32];
-  uint64_t tx_bytes; /* since the connection began, over whichever path */
+  uint64_t tx_bytes; /* since the connection began, over any path */
   uint64_t rx_bytes;
-  uint64_t lane_tx_bytes; /* of those, over lanes */
+  uint64_t lane_tx_bytes; /* those over lanes */
   uint64_t lane_rx_bytes;
-  uint64_t demotions; /* times it left a lane */
-  uint32_t lane_id;   /* another one each time it goes to a lane */
+  uint64_t demotions; /* times that the stream left a lane */
+  uint32_t lane_id;   /* changes each time it goes to a lane */
   uint32_t reserved;
 };
 
-/* Fills the first `size` bytes of what this version of the library knows;
- * returns how many that are. */
+/* Fills the first `size` bytes of what this version of the library knows.
+ * Returns how many bytes it has filled. */
 int rcs_get_stream_info(int fd, struct rcs_stream_info* info, size_t size);
 
 struct rcs_lane_counts {
-  uint64_t streams; /* for TCP: that never left it */
+  uint64_t streams; /* for RCS_TCP: those that never left TCP */
   uint64_t tx_bytes;
   uint64_t rx_bytes;
 };
 
-/* Of the whole process: streams that have ended, and those that live. */
+/* Counts of the whole process: streams that have ended, and that live. */
 struct rcs_process_info {
   uint64_t streams;
   uint64_t promoted;
@@ -207,63 +209,63 @@ struct rcs_process_info {
 int rcs_get_process_info(struct rcs_process_info* info, size_t size);
 
 /* What a stream may do.  A listener's policy is that of what it accepts. */
-#define RCS_POLICY_AUTO 0  /* look for one after some traffic (the default) */
+#define RCS_POLICY_AUTO 0  /* default: look for a lane after some traffic */
 #define RCS_POLICY_TCP 1   /* stay on TCP; a stream on a lane comes back */
 #define RCS_POLICY_EAGER 2 /* look for a lane with the first byte */
 int rcs_set_policy(int fd, int policy);
 int rcs_get_policy(int fd);
 
-/* Looks for a lane now, and not after the usual traffic.  The peer must do the
- * same, or see traffic; the stream moves with the next bytes it sends. */
+/* Looks for a lane now, before the usual traffic.  The peer must call it too,
+ * or see traffic.  The stream moves with the next bytes that it sends. */
 int rcs_promote(int fd);
 
-/* Back to TCP; waits until it is there, `timeout_ms` at most (-1: 5 s).  errno
- * ETIMEDOUT: the peer does not answer; it goes there when it can.  Later
- * traffic may promote it again. */
+/* Moves the stream back to TCP, and waits until it is there, `timeout_ms` at
+ * most (-1: 5 s).  ETIMEDOUT: the peer does not answer; the stream moves when
+ * it can.  Later traffic may promote it again. */
 int rcs_demote(int fd, int timeout_ms);
 
-/* Memory from which much will be sent: an RDMA device that sends from it pins
- * it until it is taken back.  Sending from any other memory works as well.
- * EEXIST: it overlaps what is there.  ENOENT: it is none of them.  EBUSY: what
- * was sent from it may have to be sent again. */
+/* Registers memory from which much will be sent.  An RDMA device that sends
+ * from it pins it until it is unregistered.  Any other memory can be sent as
+ * well.  EEXIST: it overlaps a registered buffer.  ENOENT: it is not
+ * registered.  EBUSY: what was sent from it may have to be sent again. */
 int rcs_register_buffer(void* address, size_t length);
 int rcs_unregister_buffer(void* address, size_t length);
 
-/* Zero copy.  rcs_send of bytes in a registered buffer that stay as they are
- * until rcs_sent_done says 1.  An RDMA device sends 16 KiB and more straight
- * from there; all else is copied, as rcs_send does, and done at once.
- * (MSG_ZEROCOPY works too, and tells by its error queue; on a lane it copies.)
- */
+/* Zero copy: rcs_send of bytes in a registered buffer.  The program must not
+ * change them until rcs_sent_done returns 1.  An RDMA device sends 16 KiB and
+ * more straight from there.  All else is copied, as by rcs_send, and done at
+ * once.  MSG_ZEROCOPY works too, with its error queue; on a lane it copies. */
 struct rcs_sent {
-  uint32_t lane;   /* 0: nothing is needed any more */
-  uint32_t copied; /* as SO_EE_CODE_ZEROCOPY_COPIED, in the end */
+  uint32_t lane;   /* 0: the buffer is needed no more */
+  uint32_t copied; /* when done, as SO_EE_CODE_ZEROCOPY_COPIED */
   uint64_t posted;
   int64_t ticket;
 };
 ssize_t rcs_send_registered(int fd, const void* from, size_t length, int flags,
                             struct rcs_sent* sent);
-/* 1: the buffer is the program's again.  0: not yet.  The peer says that it has
- * taken bytes when it sees fit: with `may_copy` those that it has and has not
- * taken are copied now, and needed no more. */
+/* Returns 1 if the buffer is the program's again, 0 if not yet.  The peer says
+ * when it sees fit that it has taken bytes.  With `may_copy`, bytes that have
+ * arrived and are not taken are copied now, and the buffer is needed no more.
+ */
 int rcs_sent_done(int fd, struct rcs_sent* sent, int may_copy);
 
-/* As rcs_recv, into a registered buffer (EINVAL: `to` is not in one).  While
- * the call waits for 4 MiB and more, an RDMA device may write what comes
- * straight there; all else is copied.  When it returns nothing writes there any
- * more.  The buffer behind the returned count may have been written to, also
- * where the call returns -1.  With MSG_WAITALL what is under way already comes
+/* As rcs_recv, into a registered buffer.  EINVAL: `to` is in no such buffer.
+ * While the call waits for 4 MiB and more, an RDMA device may write what comes
+ * straight there; all else is copied.  Once it returns, no device writes there.
+ * The buffer behind the returned count may have been written to, also if the
+ * call returns -1.  With MSG_WAITALL, bytes already under way come straight
  * there, too.  No handler may jump out of the call, unless it was installed by
  * rcs_sigaction or under the preload. */
 ssize_t rcs_recv_registered(int fd, void* to, size_t length, int flags);
 
 /* --- Direct placement, on an RDMA lane
  *
- * One end exposes memory and tells the other what is in rcs_exposure, by any
- * way it likes; the other's device then writes there, without the first end's
- * doing anything.  Bytes that are sent on the stream later are read later.  All
- * of it ends with the lane (errno ESTALE, also where there is none): what has
- * been placed and of which rcs_placed has not said 1 may be there or not, and
- * is to be sent in another way.  rsocket.h's riowrite is made of this. */
+ * One end exposes memory, and tells its peer the rcs_exposure in any way.  The
+ * peer's device then writes there, without any call of the first end.  Bytes
+ * that the peer sends on the stream later are read later.  All exposures end
+ * with the lane.  ESTALE: the lane has ended, or there is none.  A write that
+ * rcs_placed has not confirmed by 1 may have arrived or not; send it in another
+ * way.  rsocket.h's riowrite is made of this. */
 struct rcs_exposure {
   uint64_t address;
   uint64_t length;
@@ -271,20 +273,20 @@ struct rcs_exposure {
   uint32_t lane_id;
 };
 int rcs_expose(int fd, void* address, size_t length, struct rcs_exposure* what);
-/* Nothing more is written there.  What the peer writes too late ends the lane.
- */
+/* From now on nothing is written there.  A later write of the peer's ends the
+ * lane. */
 int rcs_hide(int fd, const struct rcs_exposure* what);
-/* Begins to write `length` bytes to `offset` in the peer's memory.  `from` is
- * in a registered buffer, and stays as it is until rcs_placed says 1.  A
- * ticket, or -1: EAGAIN: not now; ENOBUFS: not registered, or the device
+/* Begins to write `length` bytes to `offset` in the peer's memory.  `from` must
+ * be in a registered buffer, and unchanged until rcs_placed returns 1.  Returns
+ * a ticket, or -1.  EAGAIN: not now.  ENOBUFS: not registered, or the device
  * refuses it. */
 int64_t rcs_place(int fd, const struct rcs_exposure* where, uint64_t offset,
                   const void* from, size_t length);
-/* 1: that, and all that was placed before, is in the peer's memory.  0: not
+/* Returns 1 if that write and all before it are in the peer's memory, 0 if not
  * yet. */
 int rcs_placed(int fd, const struct rcs_exposure* where, int64_t ticket);
 
-/* 0xMMmmpp: major, minor, patch; of this header, and of the library in use. */
+/* 0xMMmmpp (major, minor, patch) of this header, and of the library in use. */
 #define RCSOCK_VERSION 0x000100u
 uint32_t rcs_version(void);
 

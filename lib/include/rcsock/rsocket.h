@@ -1,5 +1,5 @@
-/* rsocket's names, for -lrcsock_rsocket: the same as <rdma/rsocket.h>, which a
- * program may go on including instead. */
+/* rsocket's names, for -lrcsock_rsocket, as in <rdma/rsocket.h>.  A program may
+ * go on including that header instead. */
 #ifndef RSOCKET_H
 #define RSOCKET_H
 

@@ -11,8 +11,8 @@
 
 namespace rcsock::asio {
 
-// As boost::asio::basic_socket_acceptor<tcp>, but what it accepts are streams.
-// The listener itself is the kernel's.
+// As boost::asio::basic_socket_acceptor<tcp>, but it accepts streams. The
+// listener itself is the kernel's.
 template <class Executor = net::any_io_executor>
 class basic_acceptor : public net::socket_base {
  public:
@@ -266,7 +266,7 @@ class basic_acceptor : public net::socket_base {
     return net::async_compose<Token, void(error_code, socket_type)>(
         move_op<Executor>{shared_, get_executor()}, token, shared_->kernel);
   }
-  // The socket is to use this executor.
+  // The accepted socket uses this executor.
   template <
       class Executor1,
       class Token = net::default_completion_token_t<executor_type>,
@@ -294,7 +294,7 @@ class basic_acceptor : public net::socket_base {
     bool tell_aborted = false;  // enable_connection_aborted
   };
 
-  // -1 with `ec`; would_block: nobody is there.
+  // Returns -1 with `ec` on failure; would_block: no connection waits.
   static int try_accept(shared& of, endpoint_type* from, error_code& ec) {
     for (;;) {
       endpoint_type address;
@@ -317,9 +317,9 @@ class basic_acceptor : public net::socket_base {
     }
   }
 
-  // The part that both kinds of asynchronous accept share: false if another
-  // wait has begun.  The first step is always a wait, so that nothing completes
-  // inside the initiating function.
+  // The part that both kinds of asynchronous accept share. Returns false if
+  // another wait has begun. The first step is always a wait, so that nothing
+  // completes inside the initiating function.
   template <class Self>
   static bool step(Self& self, const std::shared_ptr<shared>& of, bool& waiting,
                    endpoint_type* from, error_code& ec, int& fd) {
@@ -328,7 +328,7 @@ class basic_acceptor : public net::socket_base {
       waiting = true;
       self.reset_cancellation_state(net::enable_total_cancellation());
       error_code ignored;
-      // (The same descriptor flag that Asio sets for itself.)
+      // Asio itself sets this flag of the descriptor, too.
       if (of->kernel.is_open() && !of->kernel.native_non_blocking()) {
         of->kernel.native_non_blocking(true, ignored);
       }

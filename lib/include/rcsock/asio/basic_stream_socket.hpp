@@ -17,8 +17,8 @@ namespace rcsock::asio {
 
 namespace net = boost::asio;
 
-// As boost::asio::basic_stream_socket<tcp>, and with the same members: a TCP
-// connection whose bytes move to a lane when the peer uses rcsock too.
+// As boost::asio::basic_stream_socket<tcp>, with its members: a TCP connection
+// whose bytes move to a lane when the peer uses rcsock too.
 template <class Executor = net::any_io_executor>
 class basic_stream_socket : public net::socket_base {
  public:
@@ -60,7 +60,7 @@ class basic_stream_socket : public net::socket_base {
       : executor_(other.executor_), service_(other.service_) {
     take(other);
   }
-  // Another executor of the same context.
+  // For another executor of that context.
   template <class Executor1, class = std::enable_if_t<
                                  std::is_convertible_v<Executor1, Executor> &&
                                  !std::is_same_v<Executor1, Executor>>>
@@ -93,8 +93,8 @@ class basic_stream_socket : public net::socket_base {
   error_code open(const protocol_type& protocol, error_code& ec) {
     return open_with(protocol, ec);
   }
-  // A TCP socket that rcs_socket or rcs_accept made, or any other: that one
-  // stays on TCP.
+  // Takes a TCP socket that rcs_socket or rcs_accept made. Any other stays on
+  // TCP.
   void assign(const protocol_type& protocol, native_handle_type handle) {
     error_code ec;
     assign(protocol, handle, ec);
@@ -119,7 +119,7 @@ class basic_stream_socket : public net::socket_base {
     if (!is_open()) return ec;
     const int fd = service_->release(state_);
     state_ = nullptr;
-    // As Asio: with SO_LINGER, close waits, whatever the descriptor was set to.
+    // As in Asio: with SO_LINGER, close waits, whatever the descriptor's mode.
     if (lingers_ && native_non_blocking_) set_fd_non_blocking(fd, false);
     if (::rcs_close(fd) != 0) ec = detail::last_error();
     return ec;
@@ -263,7 +263,7 @@ class basic_stream_socket : public net::socket_base {
   error_code native_non_blocking(bool mode, error_code& ec) {
     if (!check(ec)) return ec;
     if (!mode && user_non_blocking_) {
-      // As Asio: the two would contradict each other.
+      // As in Asio: the two modes would contradict each other.
       return ec = net::error::invalid_argument;
     }
     if (!set_fd_non_blocking(state_->fd, mode))
@@ -447,7 +447,8 @@ class basic_stream_socket : public net::socket_base {
   friend class basic_stream_socket;
   using service_type = detail::engine_service;
 
-  // One for each operation; get_executor makes it the default of the handler.
+  // Each operation has an initiation. get_executor makes it the handler's
+  // default.
   struct initiation {
     using executor_type = Executor;
     basic_stream_socket* self;
@@ -652,7 +653,7 @@ class basic_stream_socket : public net::socket_base {
     const int fd = service_->release(state_);
     state_ = nullptr;
     if (lingers_) {
-      // As Asio: a destructor does not wait.
+      // As in Asio: a destructor does not wait.
       const linger none{0, 0};
       ::rcs_setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
     }

@@ -1,8 +1,8 @@
 #ifndef RCSOCK_ASIO_BEAST_HPP_
 #define RCSOCK_ASIO_BEAST_HPP_
 
-// Beast's WebSocket over a stream, and over TLS on one: include this too.
-// (HTTP needs nothing.)
+// Beast's WebSocket over a stream, and over TLS on a stream: include this too.
+// HTTP does not need it.
 
 #include <boost/asio/compose.hpp>
 #include <boost/beast/core/role.hpp>

@@ -1,7 +1,8 @@
 #ifndef RCSOCK_ASIO_CONNECT_HPP_
 #define RCSOCK_ASIO_CONNECT_HPP_
 
-// Part of rcsock/asio.hpp: to the first of several endpoints that answers.
+// Part of rcsock/asio.hpp: connects to the first of several endpoints that
+// answers.
 
 #include <boost/asio/cancellation_state.hpp>
 #include <boost/asio/compose.hpp>
@@ -43,7 +44,7 @@ struct connect_op {
         typename Socket::endpoint_type reached = *at;
         return self.complete(ec, reached);
       }
-      // cancel() and close() end all of it.
+      // cancel() and close() end the whole operation.
       if (ec == net::error::operation_aborted || !socket.is_open()) {
         return self.complete(net::error::operation_aborted,
                              typename Socket::endpoint_type());
@@ -55,7 +56,7 @@ struct connect_op {
       ++at;
     }
     if (at == range->end()) {
-      // Never inside the initiating function.
+      // Never complete inside the initiating function.
       return net::post(socket.get_executor(),
                        finish<Self>{std::move(self), ec});
     }

@@ -6,7 +6,7 @@
 
 #include <rcsock/rcsock.h>
 
-// First: Asio's detail headers are not complete without it.
+// First: without it Asio's detail headers are not complete.
 // clang-format off
 #include <boost/asio/io_context.hpp>
 // clang-format on
@@ -46,31 +46,33 @@ inline error_code last_error() {
   return error_code(errno, net::error::get_system_category());
 }
 
-// What waits for one descriptor.  Kept by the service until it ends, so a late
-// event may name one that has a new owner: events are hints, no more.
+// The operations that wait for one descriptor. The service keeps it until the
+// service ends. So a late event may name a descriptor with a new owner: events
+// are only hints.
 struct descriptor {
   enum queue { read, write, except, queues };
   mutex lock;
   int fd = -1;
-  std::uint32_t events = 0;    // asked of the engine's set; 0: not in it
+  std::uint32_t events = 0;    // asked of the engine's set; 0: not in the set
   unsigned without_write = 0;  // reads since a write has last waited
   op_queue<reactor_op> ops[queues];
   descriptor* next_free = nullptr;
 };
 
-// One for each context.  Every stream that something waits for is in an epoll
-// set of the engine's, edge-triggered, and that set is in Asio's own reactor.
+// Each context has one service. Every stream that an operation waits for is in
+// an edge-triggered epoll set of the engine's, and Asio's own reactor watches
+// that set.
 //
-// Who looks at it is one handler of the context, the pump, in turns:  it looks
-// at the lanes without asking the kernel, runs what has become ready, and goes
-// on; a turn is short, so that the context's other handlers and descriptors get
-// theirs.  When the lanes have been silent for a while it arms the set, which
-// makes it readable when something comes, and leaves the rest to the reactor.
+// The pump, a handler of the context, looks at the set in turns. It looks at
+// the lanes without asking the kernel, runs what has become ready, and goes on.
+// A turn is short, so that the context's other handlers and descriptors get
+// their time. When the lanes have been silent for a while, the pump arms the
+// set and leaves the rest to the reactor. The armed set becomes readable when
+// something comes.
 //
-// Before it runs a handler the pump is either in the context's queue again or
-// the set is armed.  So a handler that blocks, throws or runs the context
-// itself holds nobody up: another thread, or the nested run, takes the pump
-// over.
+// Before the pump runs a handler, it is in the context's queue again, or the
+// set is armed. So a handler that blocks, throws or runs the context itself
+// delays no other. Another thread, or the nested run, takes the pump over.
 class engine_service
     : public net::detail::execution_context_service_base<engine_service> {
  public:
@@ -82,7 +84,7 @@ class engine_service
     reactor_.init_task();
     set_ = ::rcs_epoll_create1(EPOLL_CLOEXEC);
     if (set_ < 0) net::detail::throw_error(last_error(), "rcs_epoll_create1");
-    // From now on it may be inside another set.
+    // From now on the set may be inside another set.
     if (::rcs_epoll_arm(set_) == 0) ::rcs_epoll_disarm(set_);
     reactor_.register_internal_descriptor(net::detail::reactor::read_op, set_,
                                           set_data_, new edge_op(this));
@@ -101,7 +103,7 @@ class engine_service
       for (auto& queue : d->ops) all.push(queue);
     }
     all.push(done_);
-    // (Destroying a handler may close a socket, which comes back here.)
+    // To destroy a handler may close a socket, which comes back here.
     while (operation* op = all.front()) {
       all.pop();
       op->destroy();
@@ -125,7 +127,7 @@ class engine_service
     return d;
   }
 
-  // What waits is cancelled; the descriptor number, still open.
+  // Cancels what waits. Returns the descriptor's number, still open.
   int release(descriptor* d) {
     int fd = -1;
     {
@@ -173,8 +175,8 @@ class engine_service
     finish(cancelled);
   }
 
-  // The initiating function's part: tries at once, unless others wait already;
-  // the handler runs later in any case.
+  // The initiating function's part. It tries at once, unless other operations
+  // wait already. The handler runs later in any case.
   void start(descriptor* d, int which, reactor_op* op) {
     scheduler_.work_started();
     mutex::scoped_lock own(d->lock);
@@ -193,15 +195,15 @@ class engine_service
     pending_.fetch_add(1, std::memory_order_relaxed);
     own.unlock();
     mutex::scoped_lock lock(mutex_);
-    // An armed set tells of whatever comes; of lanes it is learnt sooner by
-    // looking for a while.
-    // (An edge that came while nothing was pending has not been looked at.)
+    // An armed set tells of all that comes, but a look for a while finds news
+    // of lanes sooner. An edge that came while nothing was pending has not been
+    // looked at.
     if (looking_ || queued_ || (armed_ && !lanes_ && !edge_)) return;
     kick_ = true;
     post_pump(lock);
   }
 
-  // The result is known already.
+  // For an operation that already has its result.
   void start_done(reactor_op* op) {
     scheduler_.work_started();
     push_done(op);
@@ -209,8 +211,8 @@ class engine_service
 
  private:
   using clock = std::chrono::steady_clock;
-  // How long one turn of the pump may keep the context's other handlers
-  // waiting, and how much of that without anything to do.
+  // How long one turn of the pump may delay the context's other handlers, and
+  // how much of that it may spend idle.
   static constexpr auto kTurn = std::chrono::microseconds(20);
   static constexpr int kIdleUs = 4;
   static constexpr int kBatch = 64;
@@ -257,7 +259,7 @@ class engine_service
     }
   }
 
-  // The set tells of what this queue waits for.
+  // Has the set tell of what this queue waits for.
   bool ask(descriptor* d, int which) {
     std::uint32_t events = d->events | EPOLLIN | EPOLLET;
     if (which == descriptor::write) {
@@ -267,7 +269,7 @@ class engine_service
       events |= EPOLLPRI;
     } else if ((events & EPOLLOUT) != 0 && d->ops[descriptor::write].empty() &&
                ++d->without_write > kForgetWrites) {
-      // To be told of room costs something with each message.
+      // News of room costs something with each message.
       events &= ~static_cast<std::uint32_t>(EPOLLOUT);
     }
     if (events == d->events) return true;
@@ -315,11 +317,12 @@ class engine_service
     ~work_finished() { scheduler.work_finished(); }
   };
 
-  // The reactor will tell of whatever comes, and nothing is left to do: an edge
-  // that came while the last ones were served counts.  mutex_ held.
+  // Returns true if the reactor will tell of what comes, and nothing is left to
+  // do. An edge that came while the last ones were served counts. Requires
+  // mutex_.
   bool settled() const { return armed_ && done_.empty() && !edge_; }
 
-  void disarm() {  // mutex_ held
+  void disarm() {  // requires mutex_
     if (!armed_) return;
     armed_ = false;
     ::rcs_epoll_disarm(set_);
@@ -351,7 +354,7 @@ class engine_service
         const clock::time_point now = clock::now();
         if (end == clock::time_point{}) end = now + kTurn;
         lock.lock();
-        // Taken over by another thread, or by a run inside that handler.
+        // Another thread has taken over, or a run inside that handler.
         if (looking_ || owner_ != me) return;
         if (stopped || now > end) {
           if (!queued_ && !settled()) post_pump(lock);
@@ -385,15 +388,14 @@ class engine_service
       op_queue<operation> ready;
       for (int i = 0; i < n; ++i) run(events[i], ready);
       bool armed = false;
-      // Silence, or none but kernel streams: these are the reactor's.
+      // Silence, or only kernel streams: these are the reactor's.
       if (over || (edge && !lanes && n < kBatch)) {
         armed = ::rcs_epoll_arm(set_) == 0;
       }
       lock.lock();
       lanes_ = lanes;
-      // What the kernel has is fetched whole once it has rung.  (It may be
-      // asked for half a batch, and what is rcsock's own among that is left
-      // out.)
+      // Once the kernel has rung, all that it has is fetched. rcsock may ask it
+      // for half a batch only, and leaves out its own descriptors.
       if (edge && (n >= kBatch / 4 || (n > 0 && lanes))) edge_ = true;
       if (armed) armed_ = true;
       done_.push(ready);
@@ -431,17 +433,19 @@ class engine_service
   int set_ = -1;
   std::atomic<int> pending_{0};  // operations in the descriptors' queues
 
-  mutex mutex_;  // all that follows; never held for a call of the engine's but
-                 // to disarm, and taken after a descriptor's, never before
+  // Guards all that follows. Of the engine's calls, a thread makes only the
+  // disarming one with it held. A thread takes it after a descriptor's, never
+  // before.
+  mutex mutex_;
   pump_op pump_;
   bool queued_ = false;   // pump_ is in the scheduler's queue
   bool looking_ = false;  // a thread is in the pump, and in no handler
   bool armed_ = false;
-  bool kick_ = false;   // something for the pump to do since it last looked
-  bool edge_ = false;   // the set has become readable
-  bool lanes_ = false;  // it had streams on lanes at the last look
-  std::uint64_t owner_ = 0;   // the turn
-  op_queue<operation> done_;  // their results are known
+  bool kick_ = false;         // the pump has new work since it last looked
+  bool edge_ = false;         // the set has become readable
+  bool lanes_ = false;        // it had streams on lanes at the last look
+  std::uint64_t owner_ = 0;   // the number of the turn
+  op_queue<operation> done_;  // operations with results
   std::vector<std::unique_ptr<descriptor>> descriptors_;
   descriptor* free_ = nullptr;
 };

@@ -1,7 +1,7 @@
 #ifndef RCSOCK_ASIO_OPERATIONS_HPP_
 #define RCSOCK_ASIO_OPERATIONS_HPP_
 
-// Part of rcsock/asio.hpp: what an asynchronous operation is made of.
+// Part of rcsock/asio.hpp: the parts of an asynchronous operation.
 
 #include <poll.h>
 
@@ -19,7 +19,7 @@
 
 namespace rcsock::asio::detail {
 
-// Each of these tries once: false if it would block.
+// Each of these tries once. Returns false if it would block.
 
 template <class Buffers>
 struct try_receive {
@@ -132,8 +132,8 @@ class io_op : public reactor_op {
     auto* op = static_cast<io_op*>(base);
     ptr p = {std::addressof(op->handler_), op, op};
     net::detail::handler_work<Handler, IoExecutor> work(std::move(op->work_));
-    // The handler may own the memory that the operation lies in: it lives on
-    // here while that is given back.
+    // The handler may own the memory that the operation lies in. A copy lives
+    // on here while that memory is given back.
     auto bound = [op] {
       if constexpr (WithBytes) {
         return net::detail::binder2<Handler, error_code, std::size_t>(
@@ -156,7 +156,8 @@ class io_op : public reactor_op {
   net::detail::handler_work<Handler, IoExecutor> work_;
 };
 
-// `how`: finished with `ec`, or after a look at the descriptor.
+// Starts the operation by a try at the descriptor, or, if `finished`, ends it
+// with `ec`.
 template <bool WithBytes, class Try, class Handler, class IoExecutor>
 void initiate(engine_service& service, descriptor* d, int which, Try attempt,
               Handler& handler, const IoExecutor& ex, bool finished = false,
