@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
@@ -178,134 +179,136 @@ long EpollPwait2(const long (&a)[kArguments]) {
 
 // Calls on a followed descriptor, the first argument.  False: the call is none
 // of these.
-bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
+// The call's bytes go in or out by a descriptor.  Each of these functions
+// returns nothing if it does not know the number.
+std::optional<long> MovesBytes(long number, const long (&a)[kArguments]) {
   const int fd = Fd(a[0]);
   switch (number) {
     case SYS_read:
-      *result = hook::read(fd, At<void>(a[1]), Size(a[2]));
-      return true;
+      return hook::read(fd, At<void>(a[1]), Size(a[2]));
     case SYS_write:
-      *result = hook::write(fd, At<void>(a[1]), Size(a[2]));
-      return true;
+      return hook::write(fd, At<void>(a[1]), Size(a[2]));
     case SYS_readv:
-      *result = hook::readv(fd, At<iovec>(a[1]), Fd(a[2]));
-      return true;
+      return hook::readv(fd, At<iovec>(a[1]), Fd(a[2]));
     case SYS_writev:
-      *result = hook::writev(fd, At<iovec>(a[1]), Fd(a[2]));
-      return true;
+      return hook::writev(fd, At<iovec>(a[1]), Fd(a[2]));
     case SYS_recvfrom:
-      *result = hook::recvfrom(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
-                               At<sockaddr>(a[4]), At<socklen_t>(a[5]));
-      return true;
+      return hook::recvfrom(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
+                            At<sockaddr>(a[4]), At<socklen_t>(a[5]));
     case SYS_sendto:
-      *result = hook::sendto(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
-                             At<sockaddr>(a[4]), Word(a[5]));
-      return true;
-    case SYS_recvmsg:
-      *result = hook::recvmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
-      return true;
-    case SYS_sendmsg:
-      *result = hook::sendmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
-      return true;
-    case SYS_recvmmsg:
-      *result = hook::recvmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]),
-                               At<timespec>(a[4]));
-      return true;
-    case SYS_sendmmsg:
-      *result = hook::sendmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]));
-      return true;
+      return hook::sendto(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
+                          At<sockaddr>(a[4]), Word(a[5]));
     // The offset comes in two halves.  The upper half means nothing here.
     case SYS_preadv2:
-      *result = hook::preadv2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
-      return true;
+      return hook::preadv2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
     case SYS_pwritev2:
-      *result = hook::pwritev2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
-      return true;
-    case SYS_accept:
-      *result = hook::accept(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
-      return true;
-    case SYS_accept4:
-      *result =
-          hook::accept4(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]), Fd(a[3]));
-      return true;
-    case SYS_connect:
-      *result = hook::connect(fd, At<sockaddr>(a[1]), Word(a[2]));
-      return true;
-    case SYS_bind:
-      *result = hook::bind(fd, At<sockaddr>(a[1]), Word(a[2]));
-      return true;
-    case SYS_listen:
-      *result = hook::listen(fd, Fd(a[1]));
-      return true;
-    case SYS_shutdown:
-      *result = hook::shutdown(fd, Fd(a[1]));
-      return true;
-    case SYS_dup:
-      *result = hook::dup(fd);
-      return true;
-    case SYS_fcntl:
-      *result = hook::Fcntl(fd, Fd(a[1]), a[2]);
-      return true;
-    case SYS_ioctl:
-      *result =
-          hook::Ioctl(fd, static_cast<unsigned long>(a[1]), At<void>(a[2]));
-      return true;
-    case SYS_getsockopt:
-      *result = hook::getsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]),
-                                 At<socklen_t>(a[4]));
-      return true;
-    case SYS_getpeername:
-      *result = hook::getpeername(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
-      return true;
-    case SYS_setsockopt:
-      *result =
-          hook::setsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]), Word(a[4]));
-      return true;
-    case SYS_epoll_ctl:
-      *result = hook::epoll_ctl(fd, Fd(a[1]), Fd(a[2]), At<epoll_event>(a[3]));
-      return true;
-    case SYS_epoll_wait:
-      *result = hook::epoll_wait(fd, At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]));
-      return true;
-    case SYS_epoll_pwait:
-      *result = EpollPwait(a);
-      return true;
-    case SYS_epoll_pwait2:
-      *result = EpollPwait2(a);
-      return true;
+      return hook::pwritev2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
     default:
-      return false;
+      return std::nullopt;
   }
 }
 
-}  // namespace
-
-long Syscall(long number, const long (&a)[kArguments]) {
-  const auto kernel = [&] {
-    return ::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-  };
-  if (base::tls_internal) return kernel();
+std::optional<long> MovesMessages(long number, const long (&a)[kArguments]) {
+  const int fd = Fd(a[0]);
   switch (number) {
-    case SYS_socket:
-      return hook::socket(Fd(a[0]), Fd(a[1]), Fd(a[2]));
-    case SYS_epoll_create1:
-      return hook::epoll_create1(Fd(a[0]));
+    case SYS_recvmsg:
+      return hook::recvmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
+    case SYS_sendmsg:
+      return hook::sendmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
+    case SYS_recvmmsg:
+      return hook::recvmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]),
+                            At<timespec>(a[4]));
+    case SYS_sendmmsg:
+      return hook::sendmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]));
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<long> Connects(long number, const long (&a)[kArguments]) {
+  const int fd = Fd(a[0]);
+  switch (number) {
+    case SYS_accept:
+      return hook::accept(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
+    case SYS_accept4:
+      return hook::accept4(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]),
+                           Fd(a[3]));
+    case SYS_connect:
+      return hook::connect(fd, At<sockaddr>(a[1]), Word(a[2]));
+    case SYS_bind:
+      return hook::bind(fd, At<sockaddr>(a[1]), Word(a[2]));
+    case SYS_listen:
+      return hook::listen(fd, Fd(a[1]));
+    case SYS_shutdown:
+      return hook::shutdown(fd, Fd(a[1]));
+    case SYS_getpeername:
+      return hook::getpeername(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<long> SetsOptions(long number, const long (&a)[kArguments]) {
+  const int fd = Fd(a[0]);
+  switch (number) {
+    case SYS_dup:
+      return hook::dup(fd);
+    case SYS_fcntl:
+      return hook::Fcntl(fd, Fd(a[1]), a[2]);
+    case SYS_ioctl:
+      return hook::Ioctl(fd, static_cast<unsigned long>(a[1]), At<void>(a[2]));
+    case SYS_getsockopt:
+      return hook::getsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]),
+                              At<socklen_t>(a[4]));
+    case SYS_setsockopt:
+      return hook::setsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]),
+                              Word(a[4]));
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<long> UsesSet(long number, const long (&a)[kArguments]) {
+  const int fd = Fd(a[0]);
+  switch (number) {
+    case SYS_epoll_ctl:
+      return hook::epoll_ctl(fd, Fd(a[1]), Fd(a[2]), At<epoll_event>(a[3]));
+    case SYS_epoll_wait:
+      return hook::epoll_wait(fd, At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]));
+    case SYS_epoll_pwait:
+      return EpollPwait(a);
+    case SYS_epoll_pwait2:
+      return EpollPwait2(a);
+    default:
+      return std::nullopt;
+  }
+}
+
+// A call whose first argument is the number of a followed file.
+std::optional<long> OnFollowed(long number, const long (&a)[kArguments]) {
+  for (const auto group : {MovesBytes, Connects, SetsOptions, UsesSet}) {
+    if (const std::optional<long> result = group(number, a)) return result;
+  }
+  return std::nullopt;
+}
+
+// Calls that take a number away, or name two.
+template <class Kernel>
+std::optional<long> OnNumbers(long number, const long (&a)[kArguments],
+                              const Kernel& kernel) {
+  switch (number) {
     case SYS_close:
       if (OursToClose(a[0])) return hook::close(Fd(a[0]));
       uring::BeforeClose(Fd(a[0]));
       return kernel();
     case SYS_dup2:
-      if (!Ours(a[0]) && !OursToClose(a[1])) {
-        if (a[0] != a[1]) uring::BeforeClose(Fd(a[1]));
-        return kernel();
-      }
-      return hook::dup2(Fd(a[0]), Fd(a[1]));
     case SYS_dup3:
       if (!Ours(a[0]) && !OursToClose(a[1])) {
         if (a[0] != a[1]) uring::BeforeClose(Fd(a[1]));
         return kernel();
       }
-      return hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
+      return number == SYS_dup2 ? hook::dup2(Fd(a[0]), Fd(a[1]))
+                                : hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
     case SYS_close_range:
       return hook::close_range(Word(a[0]), Word(a[1]), Fd(a[2]));
     case SYS_sendfile:
@@ -316,6 +319,20 @@ long Syscall(long number, const long (&a)[kArguments]) {
       if (!Ours(a[0]) && !Ours(a[2])) return kernel();
       return hook::splice(Fd(a[0]), At<off64_t>(a[1]), Fd(a[2]),
                           At<off64_t>(a[3]), Size(a[4]), Word(a[5]));
+    case SYS_pidfd_getfd: {
+      const long fd = kernel();
+      const int saved = errno;
+      if (fd >= 0) Taken(Fd(fd));
+      errno = saved;
+      return fd;
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<long> Waits(long number, const long (&a)[kArguments]) {
+  switch (number) {
     case SYS_poll:
       return hook::poll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]), Fd(a[2]));
     case SYS_ppoll:
@@ -324,6 +341,34 @@ long Syscall(long number, const long (&a)[kArguments]) {
       return Select(a);
     case SYS_pselect6:
       return Pselect(a);
+    default:
+      return std::nullopt;
+  }
+}
+
+// clone3, whose arguments lie in memory.  Returns nothing if the call is the
+// kernel's; BeforeClone has been called then.
+template <class Kernel>
+std::optional<long> Clone3(const long (&a)[kArguments], const Kernel& kernel) {
+  std::uint64_t asked[CLONE_ARGS_SIZE_VER0 / sizeof(std::uint64_t)];
+  // What is not accessible, or too short, the kernel refuses.
+  if (Size(a[1]) < sizeof asked || !Get(a[0], &asked)) return std::nullopt;
+  const std::uint64_t flags =
+      asked[offsetof(clone_args, flags) / sizeof *asked];
+  if (ClonesAsFork(flags) &&
+      asked[offsetof(clone_args, stack) / sizeof *asked] == 0) {
+    return ForkWithoutHandlers(kernel);
+  }
+  hook::BeforeClone(flags);
+  return std::nullopt;
+}
+
+// Calls that make, change or end a process.  Returns nothing where the kernel
+// is to go on.
+template <class Kernel>
+std::optional<long> OnProcess(long number, const long (&a)[kArguments],
+                              const Kernel& kernel) {
+  switch (number) {
     case SYS_execve:
       return hook::execve(At<char>(a[0]), At<char*>(a[1]), At<char*>(a[2]));
     case SYS_fork:
@@ -333,38 +378,39 @@ long Syscall(long number, const long (&a)[kArguments]) {
         return ForkWithoutHandlers(kernel);
       }
       hook::BeforeClone(static_cast<unsigned long>(a[0]));
-      break;
+      return std::nullopt;
     case SYS_clone3:
-      // What is not accessible, or too short, the kernel refuses.
-      if (std::uint64_t asked[CLONE_ARGS_SIZE_VER0 / sizeof(std::uint64_t)];
-          Size(a[1]) >= sizeof asked && Get(a[0], &asked)) {
-        const std::uint64_t flags =
-            asked[offsetof(clone_args, flags) / sizeof *asked];
-        if (ClonesAsFork(flags) &&
-            asked[offsetof(clone_args, stack) / sizeof *asked] == 0) {
-          return ForkWithoutHandlers(kernel);
-        }
-        hook::BeforeClone(flags);
-      }
-      break;
+      return Clone3(a, kernel);
     case SYS_exit:
-      if (!LastThreadEnds(Fd(a[0]))) break;
+      if (!LastThreadEnds(Fd(a[0]))) return std::nullopt;
       [[fallthrough]];
     case SYS_exit_group:
       hook::_exit(Fd(a[0]));
-      break;
+      return std::nullopt;
     case SYS_prctl:
       BeforePrctl(Fd(a[0]), static_cast<unsigned long>(a[1]),
                   static_cast<unsigned long>(a[2]));
-      break;
+      return std::nullopt;
     case SYS_seccomp:
       // Without a filter the call only asks what the kernel knows.
       if (a[0] == SECCOMP_SET_MODE_STRICT ||
           (a[0] == SECCOMP_SET_MODE_FILTER && a[2] != 0)) {
         EnterSandbox();
       }
-      break;
-    // liburing's functions do not come here.
+      return std::nullopt;
+    case SYS_unshare:
+      return ::syscall(SYS_unshare, BeforeParting(Fd(a[0]), CLONE_FILES));
+    default:
+      return std::nullopt;
+  }
+}
+
+// Calls that hand descriptors to the kernel.  liburing's functions do not come
+// here.  Returns nothing where the kernel is to go on.
+template <class Kernel>
+std::optional<long> HandsToKernel(long number, const long (&a)[kArguments],
+                                  const Kernel& kernel) {
+  switch (number) {
     case SYS_io_uring_setup: {
       const long fd = kernel();
       if (fd >= 0) uring::AfterSetup(Fd(fd), At<void>(a[1]));
@@ -383,35 +429,42 @@ long Syscall(long number, const long (&a)[kArguments]) {
       if (uring::CancelsByRegister(Fd(a[0]), Word(a[1]), At<void>(a[2]))) {
         return 0;
       }
-      break;
+      return std::nullopt;
     case SYS_io_submit:
       BeforeAio(a[1], At<void*>(a[2]));
-      break;
-    case SYS_unshare:
-      return ::syscall(SYS_unshare, BeforeParting(Fd(a[0]), CLONE_FILES));
+      return std::nullopt;
     case SYS_bpf:
       BeforeBpf(a[0], At<void>(a[1]), Size(a[2]));
-      break;
-    case SYS_pidfd_getfd: {
-      const long fd = kernel();
-      const int saved = errno;
-      if (fd >= 0) Taken(Fd(fd));
-      errno = saved;
-      return fd;
-    }
-    // Sockets that are no streams may pass descriptors.
-    case SYS_sendmsg:
-    case SYS_recvmsg:
-    case SYS_sendmmsg:
-    case SYS_recvmmsg:
-      if (long result; OnDescriptor(number, a, &result)) return result;
-      break;
+      return std::nullopt;
     default:
-      if (long result; Ours(a[0]) && OnDescriptor(number, a, &result)) {
-        return result;
-      }
+      return std::nullopt;
+  }
+}
+
+}  // namespace
+
+long Syscall(long number, const long (&a)[kArguments]) {
+  const auto kernel = [&] {
+    return ::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  };
+  if (base::tls_internal) return kernel();
+  switch (number) {
+    case SYS_socket:
+      return hook::socket(Fd(a[0]), Fd(a[1]), Fd(a[2]));
+    case SYS_epoll_create1:
+      return hook::epoll_create1(Fd(a[0]));
+    default:
       break;
   }
+  // Sockets that are no streams may pass descriptors.
+  if (const auto result = MovesMessages(number, a)) return *result;
+  if (Ours(a[0])) {
+    if (const auto result = OnFollowed(number, a)) return *result;
+  }
+  if (const auto result = Waits(number, a)) return *result;
+  if (const auto result = OnNumbers(number, a, kernel)) return *result;
+  if (const auto result = OnProcess(number, a, kernel)) return *result;
+  if (const auto result = HandsToKernel(number, a, kernel)) return *result;
   return kernel();
 }
 
