@@ -162,19 +162,81 @@ int getpeername(int fd, sockaddr* address, socklen_t* length) {
   return real::getpeername(fd, address, length);
 }
 
+namespace {
+
+// TCP_CORK and TCP_NODELAY of a stream on a lane.  Returns true if the stream
+// keeps the option itself.
+bool Keeps(Sock* sock, int level, int name, const void* value,
+           socklen_t length) {
+  if (level != IPPROTO_TCP || Null(value) ||
+      static_cast<int>(length) < static_cast<int>(sizeof(int)) ||
+      sock->mode() != Mode::kEngine) {
+    return false;
+  }
+  int number;
+  return base::TryGet(&number, value, sizeof number) &&
+         sock->KeepOption(name, number != 0);
+}
+
+void StoreTimeout(Sock* sock, bool receive, const void* value,
+                  socklen_t length) {
+  if (length < static_cast<socklen_t>(sizeof(timeval))) return;
+  timeval time;
+  std::memcpy(&time, value, sizeof time);
+  (receive ? sock->rcv_timeout_ns : sock->snd_timeout_ns)
+      .store(TimeoutNs(time));
+}
+
+// The kernel has set an option of SOL_SOCKET, to `number` if it is a number.
+void AfterSocketOption(Sock* sock, int name, int number, const void* value,
+                       socklen_t length) {
+  switch (name) {
+    case SO_RCVTIMEO:
+    case SO_SNDTIMEO:
+    case SO_RCVTIMEO_NEW:
+    case SO_SNDTIMEO_NEW:
+      StoreTimeout(sock, name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW, value,
+                   length);
+      break;
+    case SO_SNDBUF:
+    case SO_SNDBUFFORCE:
+      sock->BoundSends();
+      break;
+    case SO_RCVLOWAT:  // a negative mark is all that there is room for
+      if (number > 1 || number < 0) sock->PinByOption();
+      break;
+    case SO_ZEROCOPY:
+      sock->SetZeroCopy(number != 0);
+      break;
+    case SO_TIMESTAMP:
+    case SO_TIMESTAMPNS:
+      // Each replaces the other.
+      sock->SetAncillary(Sock::kTellsTime, number != 0);
+      break;
+    case SO_TIMESTAMPING:
+    case SO_TIMESTAMP_NEW:
+    case SO_TIMESTAMPNS_NEW:
+    case SO_TIMESTAMPING_NEW:
+      if (number != 0) sock->PinByOption();
+      break;
+    case SO_MAX_PACING_RATE:  // ~0: no rate; a rate is to be kept
+      if (!Unpaced(value, length)) sock->PinByOption();
+      break;
+    case SO_PEEK_OFF:  // -1 is no offset
+      if (number >= 0) sock->PinByOption();
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
   const SockAt sock(fd);
   if (sock && Blinds(level, name)) sock->PinByOption();
-  if (sock && level == IPPROTO_TCP && !Null(value) &&
-      static_cast<int>(length) >= static_cast<int>(sizeof(int)) &&
-      sock->mode() == Mode::kEngine) {
-    int number;
-    if (base::TryGet(&number, value, sizeof number) &&
-        sock->KeepOption(name, number != 0)) {
-      return 0;
-    }
-  }
+  if (sock && Keeps(&*sock, level, name, value, length)) return 0;
   const int result = real::setsockopt(fd, level, name, value, length);
   if (!sock || result != 0) return result;
   int number = 0;
@@ -182,50 +244,7 @@ int setsockopt(int fd, int level, int name, const void* value,
     std::memcpy(&number, value, sizeof number);
   }
   if (level == SOL_SOCKET) {
-    switch (name) {
-      case SO_RCVTIMEO:
-      case SO_SNDTIMEO:
-      case SO_RCVTIMEO_NEW:
-      case SO_SNDTIMEO_NEW:
-        if (length >= static_cast<socklen_t>(sizeof(timeval))) {
-          timeval time;
-          std::memcpy(&time, value, sizeof time);
-          (name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW
-               ? sock->rcv_timeout_ns
-               : sock->snd_timeout_ns)
-              .store(TimeoutNs(time));
-        }
-        break;
-      case SO_SNDBUF:
-      case SO_SNDBUFFORCE:
-        sock->BoundSends();
-        break;
-      case SO_RCVLOWAT:  // a negative mark is all that there is room for
-        if (number > 1 || number < 0) sock->PinByOption();
-        break;
-      case SO_ZEROCOPY:
-        sock->SetZeroCopy(number != 0);
-        break;
-      case SO_TIMESTAMP:
-      case SO_TIMESTAMPNS:
-        // Each replaces the other.
-        sock->SetAncillary(Sock::kTellsTime, number != 0);
-        break;
-      case SO_TIMESTAMPING:
-      case SO_TIMESTAMP_NEW:
-      case SO_TIMESTAMPNS_NEW:
-      case SO_TIMESTAMPING_NEW:
-        if (number != 0) sock->PinByOption();
-        break;
-      case SO_MAX_PACING_RATE:  // ~0: no rate; a rate is to be kept
-        if (!Unpaced(value, length)) sock->PinByOption();
-        break;
-      case SO_PEEK_OFF:  // -1 is no offset
-        if (number >= 0) sock->PinByOption();
-        break;
-      default:
-        break;
-    }
+    AfterSocketOption(&*sock, name, number, value, length);
   } else if (level == IPPROTO_TCP && name == TCP_INQ) {
     sock->SetAncillary(Sock::kTellsLeft, number != 0);
   } else if (level == IPPROTO_TCP && name == TCP_ULP) {

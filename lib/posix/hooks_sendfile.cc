@@ -195,6 +195,18 @@ ssize_t SendPiece(const Filing& filing, const char* from, std::size_t length,
   });
 }
 
+// Without an offset, a file that cannot seek back is refused, as by the kernel.
+// With an offset, pread refuses it.
+bool SeeksBack(int in) {
+  struct stat what {};
+  if (::fstat(in, &what) != 0) return false;
+  if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
+    errno = EINVAL;
+    return false;
+  }
+  return true;
+}
+
 // Sends by a buffer, since the page cache cannot be mapped into a ring.  What
 // the stream did not take is read again next time; only the offset counts.
 // sendfile is no cancellation point and throws nothing, so this is not unwound.
@@ -202,16 +214,7 @@ Way SendByBuffer(Filing& filing) {
   Sock* const sock = filing.sock;
   const int in = filing.in;
   off_t* const offset = filing.offset;
-  // Without an offset, a file that cannot seek back is refused, as by the
-  // kernel.  With an offset, pread refuses it.
-  if (offset == nullptr) {
-    struct stat what {};
-    if (::fstat(in, &what) != 0) return Over(filing, -1);
-    if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
-      errno = EINVAL;
-      return Over(filing, -1);
-    }
-  }
+  if (offset == nullptr && !SeeksBack(in)) return Over(filing, -1);
   const base::NoCancel no_cancel;
   char small[SendBuffer::kSmall];
   const SendBuffer large;

@@ -54,27 +54,14 @@ unsigned long long Get(const std::atomic<std::uint64_t>& value) {
   return value.load(std::memory_order_relaxed);
 }
 
-}  // namespace
-
-// Written by hand, and not by a library: this runs in a program that is ending,
-// perhaps in _exit after a fork, where the heap may be unusable.
-void WriteStats(const Stats& from) {
-  const char* pattern = base::GetConfig().stats;
-  if (*pattern == '\0') return;
-  // A handler that ends the process runs before or after this, and never
-  // within.
-  const Critical critical;
-  const base::LatchGuard hold(report_latch);
-  auto& [path, program, text] = report;
-  const long pid = ::syscall(SYS_getpid);
-  base::ExpandPid(pattern, pid, path);
-
-  std::size_t n = 0;
+// The name of the program, in which nothing needs an escape in JSON.
+template <std::size_t kSize>
+void NameProgram(char (&program)[kSize]) {
   std::strcpy(program, "?");
   const long file = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/comm",
                               O_RDONLY | O_CLOEXEC, 0);
   if (file >= 0) {
-    const long r = ::syscall(SYS_read, file, program, sizeof program - 1);
+    const long r = ::syscall(SYS_read, file, program, kSize - 1);
     ::syscall(SYS_close, file);
     if (r > 0) program[r - 1] = '\0';
   }
@@ -82,6 +69,15 @@ void WriteStats(const Stats& from) {
     if (*c == '"' || *c == '\\' || static_cast<unsigned char>(*c) < 32)
       *c = '?';
   }
+}
+
+// Puts the statistics into `report` as JSON.  Returns their length.  No library
+// does this: it runs in a program that is ending, perhaps in _exit after a
+// fork, where the heap may be unusable.
+std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
+  auto& [path, program, text] = report;
+  std::size_t n = 0;
+  NameProgram(program);
   Append(text, sizeof text, &n,
          "{\"pid\": %ld, \"program\": \"%s\", \"streams\": %llu, "
          "\"promoted\": %llu, \"lanes\": {",
@@ -118,7 +114,11 @@ void WriteStats(const Stats& from) {
     first = false;
   }
   Append(text, sizeof text, &n, "}}\n");
-  if (n > sizeof text - 1) n = sizeof text - 1;
+  return n < sizeof text ? n : sizeof text - 1;
+}
+
+void WriteReport(std::size_t n) RC_REQUIRES(report_latch) {
+  const auto& [path, program, text] = report;
   // Beyond this limit write sends SIGXFSZ, which would end the program.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < n) {
@@ -138,6 +138,20 @@ void WriteStats(const Stats& from) {
               written < 0 ? ::strerrordesc_np(errno) : "no room for all");
   }
   base::CloseRaw(out);
+}
+
+}  // namespace
+
+void WriteStats(const Stats& from) {
+  const char* pattern = base::GetConfig().stats;
+  if (*pattern == '\0') return;
+  // A handler that ends the process runs before or after this, and never
+  // within.
+  const Critical critical;
+  const base::LatchGuard hold(report_latch);
+  const long pid = ::syscall(SYS_getpid);
+  base::ExpandPid(pattern, pid, report.path);
+  WriteReport(Compose(from, pid));
 }
 
 void Stats::Clear() {

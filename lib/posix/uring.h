@@ -156,6 +156,10 @@ class Submission {
   bool remade_ = false;
   int fd_;
 
+  bool TakeTurn();
+  bool LookAtRequests();
+  void EndLook(bool drained);
+
   static constexpr long kNoneHeld = -1000;
   bool Holding() const;
   int Wait(unsigned count, const void* argument, std::size_t size) const;

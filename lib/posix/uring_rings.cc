@@ -356,18 +356,35 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
     return;
   }
   const int saved = errno;
-  // If another thread is submitting to the ring, this thread waits, but not for
-  // long.  It may be in a handler that has interrupted the other submission.
+  if (!TakeTurn()) {
+    PinAll();
+    errno = saved;
+    return;
+  }
+  unsigned tail = head_;
+  ring_->Load(ring_->tail_at, &tail);
+  count_ = std::min({count, tail - head_, ring_->entries});
+  // The kernel does not wait if it gets fewer requests than it was told.
+  if (count_ < count) flags_ &= ~kGetEvents;
+  EndLook(LookAtRequests());
+  errno = saved;
+}
+
+// Makes `ring_` the ring that fd_ names, which no other thread looks at then.
+// If another thread is submitting to the ring, this thread waits, but not for
+// long: it may be in a handler that has interrupted the other submission.
+// Returns false if there is no such ring, or no turn.
+bool Submission::TakeTurn() {
   constexpr int kTurns = 16;
   base::Backoff backoff;
   Identity identity;
-  bool known = (flags & kByPlace) == 0 && Identify(fd, &identity);
+  bool known = (flags_ & kByPlace) == 0 && Identify(fd_, &identity);
   for (int i = 0; known && ring_ == nullptr && i < kTurns; ++i) {
     if (i > 0) backoff.Wait();
     KnownRing gone;
     {
       const Latched held;
-      KnownRing* const ring = Find(fd);
+      KnownRing* const ring = Find(fd_);
       unsigned head = 0;
       if (ring == nullptr) {
         known = false;
@@ -390,17 +407,13 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
     }
     Unmap(gone);
   }
-  if (ring_ == nullptr) {
-    PinAll();
-    errno = saved;
-    return;
-  }
-  unsigned tail = head_;
-  ring_->Load(ring_->tail_at, &tail);
-  count_ = std::min({count, tail - head_, ring_->entries});
-  // The kernel does not wait if it gets fewer requests than it was told.
-  if (count_ < count) flags_ &= ~kGetEvents;
-  Batch batch(ring_->carries ? fd : -1, ring_->poll, ring_->restricted);
+  return ring_ != nullptr;
+}
+
+// Acts on each request that the call submits.  Returns whether the ring is
+// drained from now on.
+bool Submission::LookAtRequests() {
+  Batch batch(ring_->carries ? fd_ : -1, ring_->poll, ring_->restricted);
   batch.drained = ring_->drained;
   for (unsigned i = 0; i < count_; ++i) {
     std::uint8_t of = 0;
@@ -416,8 +429,12 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
       continue;
     remade_ |= batch.See(request, at);
   }
-  // A handler may jump out of the kernel's wait.  So the thread holds nothing
-  // there.
+  return batch.drained;
+}
+
+// A handler may jump out of the kernel's wait.  So the thread holds nothing
+// there.
+void Submission::EndLook(bool drained) {
   KnownRing gone;
   {
     const Latched held;
@@ -426,13 +443,12 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
     } else {
       ring_->looking = false;
       ring_->end = head_ + count_;
-      ring_->drained = batch.drained;
+      ring_->drained = drained;
       gone = StopUsing(ring_);
     }
   }
   if (ring_ == nullptr) PinAll();
   Unmap(gone);
-  errno = saved;
 }
 
 Submission::~Submission() {
