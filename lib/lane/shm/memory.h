@@ -15,10 +15,10 @@ bool SealReadOnly(int fd);
 // True if `fd` is a memfd of exactly `size` bytes, sealed against resizing:
 // then no access to a mapping of it can raise SIGBUS.
 bool CheckMemory(int fd, std::size_t size);
-// Maps it shared, left out of core dumps.  Null: errno.
+// Maps the memory shared, left out of core dumps. Null: errno.
 void* MapMemory(int fd, std::size_t size, bool writable);
 void UnmapMemory(const void* at, std::size_t size);
-// Puts empty memory of this process alone in its place.
+// Puts empty memory of this process alone in the mapping's place.
 void ForgetMemory(void* at, std::size_t size);
 
 }  // namespace rcsock::lane::shm
