@@ -60,8 +60,8 @@ struct CqSet {
 //
 // DrainToSleep may find that something has come behind the arming. If no thread
 // sleeps but its caller, it leaves the CQ as it is: the caller will not sleep,
-// or call again. If another thread comes, that thread drains. If it cannot have
-// the latch, the thread that has it drains again.
+// or will call again. If another thread comes, that thread drains. If it cannot
+// have the latch, the thread that has it drains again.
 //
 // Events. Reading the channel tells nothing that polling does not. Threads
 // sleep edge-triggered, so an event that no thread reads wakes no thread twice.
