@@ -10,8 +10,8 @@
 namespace rcsock::lane {
 
 // What the drains of sources have found, sorted by the bell that each lane is
-// to ring. The owner of a bell takes its completions from here. A process has
-// one board.
+// to ring. The owner of a bell takes its completions from here. One per
+// process.
 //
 // Threads: any.
 class Board {

@@ -54,9 +54,9 @@ enum Notify : std::uint32_t {
 // writes the ring, and the receiver gives credit back.
 //
 // Threads: callers of the tx calls hold the stream's tx latch, callers of the
-// rx calls its rx latch, and callers of Freeze and the destructor both. SleepRx
-// and SleepTx need no latch, but a caller that pins the lane (posix::Sock). Any
-// thread may call WakeLocal and State.
+// rx calls its rx latch. Callers of Freeze and the destructor hold both.
+// SleepRx and SleepTx need no latch, but a caller that pins the lane
+// (posix::Sock). Any thread may call WakeLocal and State.
 class Lane {
  public:
   virtual ~Lane() = default;
@@ -75,8 +75,9 @@ class Lane {
   virtual std::size_t Post(const iovec* iov, int count, std::size_t skip,
                            std::size_t limit) = 0;
   // Posts one control message of at most kCtlMax bytes. The lane keeps slots
-  // free for control messages, so data never keeps one back. False: the lane is
-  // dead, or has no room even so, which takes a hostile peer.
+  // free for control messages, so data never keeps a control message back.
+  // False: the lane is dead, or has no room even so, which takes a hostile
+  // peer.
   static constexpr std::size_t kCtlMax = 56;
   virtual bool PostCtl(const void* message, std::size_t length) = 0;
   // Looks for new credit. Returns the bytes that Post would take now, at least
@@ -179,8 +180,8 @@ class Lane {
   // that lives on adds nothing. False: nothing outlives the peer here.
   virtual bool Thaw() { return false; }
   // How far an end has left a lane whose memory outlives its process. What the
-  // end has written lies only there until TCP has all of it for certain. So the
-  // other end keeps the memory until it is told of this state.
+  // end has written lies only there, until TCP has every byte for certain. So
+  // the other end keeps the memory until it is told of this state.
   enum class Left : std::uint32_t {
     kNot,
     kTold,  // the end reads no frame any more: no reset of the peer's drops

@@ -27,10 +27,10 @@ enum : std::uint32_t {
 // What a thread polls, and what wakes the thread: a CQ and its completion
 // channel (rdma), or ready bitmaps and a doorbell (shm).
 //
-// This order loses no wake-up: call Arm(), then look (Poll, and every lane that
-// is watched directly), then sleep on fd(). Arm() is a full fence, and the
-// sender has one between its post and its look at the armed word. By Dekker's
-// argument at least one of the two sees the other.
+// This order loses no wake-up. A thread calls Arm(), then looks, by Poll and at
+// every lane that is watched directly, then sleeps on fd(). Arm() is a full
+// fence. The sender too fences between its post and its look at the armed word.
+// By Dekker's argument at least one of the two sees the other.
 //
 // Threads: one at a time in Poll. Several may call Arm and Disarm, which count.
 class Poller {

@@ -9,10 +9,10 @@
 
 namespace rcsock::lane::rdma {
 
-// Writes behind so many others are signalled, and so are writes that fill the
-// window, so that what waits for the window has a completion to wait for. The
-// first writes are not signalled: the completion of a request would wake a
-// thread that sleeps for the answer.
+// Writes behind so many others are signalled. So are writes that fill the
+// window: what waits for the window has a completion to wait for. The first
+// writes are not signalled: the completion of a request would wake a thread
+// that sleeps for the answer.
 constexpr std::uint64_t kSignalInFlight = 2;
 // ... and every so many anyway. Each may wake a thread that sleeps for an
 // answer, or cost a thread that is about to another arming.
@@ -175,7 +175,7 @@ void Chain::Credit(std::uint64_t word, bool wake) {
   if (wake) WakeImmediate(word, 0);
 }
 
-// The credit word alone would not do: nothing says which of several writes to
+// The credit word alone cannot wake: nothing says which of several writes to
 // one place is there in the end.
 void Chain::WakeImmediate(std::uint64_t word, std::uint8_t flags) {
   const std::uint32_t imm = ring::Encode(

@@ -22,8 +22,8 @@ namespace rcsock::lane::rdma {
 namespace {
 
 // What a WQE of 256 bytes has room for, behind its control and address segments
-// of 16 bytes each and the length of 4. mlx5 copies a WQE of that size to the
-// device with the doorbell (BlueFlame). The device fetches a longer one.
+// of 16 bytes each and the length of 4. By BlueFlame mlx5 copies a WQE of that
+// size to the device with the doorbell. The device fetches a longer WQE.
 constexpr std::uint32_t kInlineMost = 220;
 
 bool IsSoftware(const ibv_device_attr& attr) {
@@ -32,7 +32,7 @@ bool IsSoftware(const ibv_device_attr& attr) {
 }
 
 // The kernel may place an object's memory at this offset of the context's
-// descriptor. siw's library takes such an object for one that has none
+// descriptor. Then siw's library takes the object for one without memory
 // (SIW_INVAL_UOBJ_KEY), and destroys it. The kernel uses the first gap that is
 // large enough. So once a gap begins here, nothing can be made any more.
 constexpr std::size_t kSiwForbidden = 0x90000;
@@ -68,7 +68,7 @@ class DeviceDomain final : public Domain {
           static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
     }
     limits_.lazy_events = IsSoftware(attr);
-    // See Chain::Post for why so many.
+    // limits.h says why so many.
     limits_.send_depth = std::min<std::uint32_t>(
         kSendDepth, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
     if (attr.vendor_id == verbs::kVendorSiw) {

@@ -28,7 +28,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual bool iwarp() const = 0;
   // Makes a lane, with a QP on `id`, and CQs and SRQ of the poller of `bell`,
   // or of another poller if need be. Null: *why says whether memory, QPs or
-  // MEMLOCK are exhausted, and *error is for the log.
+  // MEMLOCK have run out, and *error is for the log.
   virtual std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
                                                base::Reason* why,
                                                verbs::Error* error) = 0;

@@ -7,9 +7,9 @@
 
 #include "lib/ring/tx.h"
 
-// What lies in a lane's registered memory: two blocks of the same form. The
-// peer writes to the receiving block. The sending block mirrors the peer's
-// receiving block, offset for offset.
+// What lies in a lane's registered memory: two blocks of one form. The peer
+// writes to the receiving block. The sending block mirrors the peer's receiving
+// block, offset for offset.
 //
 //   0     head line: the credit word, at 16 a larger ring that is offered, and
 //         at 32 a target; in the sending block, the copies that these are
@@ -45,14 +45,14 @@ constexpr std::size_t kRingOfferSize = 16;
 // In the head line of the sending block.
 constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
 // iWARP: the immediates of the last wake-ups. A wake-up that has not gone out
-// yet is not written over. A peer that has not heard of it sends no more than
+// yet is not written over. A peer that has not heard from it sends no more than
 // it may, and so is owed one more wake-up at most.
 constexpr std::size_t kWakeCopiesAt = 32;
 constexpr std::uint32_t kWakeCopies = 8;
 static_assert(kWakeCopiesAt + kWakeCopies * sizeof(std::uint32_t) <= kSlotsAt);
 
-// iWARP: a SEND carries what it stands for in the sender's slot. That is the
-// bytes of a message that lies in its slot, a credit if there is one, and the
+// iWARP: a SEND carries what stands in the sender's slot. That is the bytes of
+// a message that lies in its slot, a credit if the message has one, and the
 // immediate. Data of so many bytes goes in one request, where a write would
 // need a SEND after it. Longer would be faster up to some KiB. But each receive
 // that is posted must have room for it, and every lane needs kReceivesPerLane
@@ -84,8 +84,8 @@ constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes,
 // A ring of so many bytes grows further for long records only.
 constexpr std::uint32_t kRingEnough = 1024 * 1024;
 // The limit where the lanes of the domain have kMany bytes already. They share
-// what is under way on the device, so each needs less of it. And what all of
-// them together go round had better stay in a cache.
+// what is under way on the device, so each needs a smaller ring. And what all
+// of them together go round had better stay in a cache.
 constexpr std::uint32_t kRingEnoughOfMany = 256 * 1024;
 constexpr std::uint64_t kMany = 8 * 1024 * 1024;
 

@@ -22,8 +22,8 @@ struct Limits {
 // (kHeadroom and kPostWrs), and must find them while others are in flight.
 constexpr std::uint32_t kSendDepth = 128;
 constexpr std::uint32_t kLeastSendDepth = 48;
-// Receives that one lane's peer can have outstanding: its messages, and the
-// credits with an immediate (see QpLane) that this end has not drained.
+// Receives that one lane's peer can have outstanding: its messages, and its
+// credits with an immediate (QpLane) that this end has not drained.
 constexpr std::uint32_t kReceivesPerLane = 40;
 // If the device has no shared receive queues, each lane has a queue of its own,
 // and posts so many receives again at a time. Intel's E810 and X722 are such.

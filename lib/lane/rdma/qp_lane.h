@@ -58,18 +58,18 @@ struct QpLaneParts {
 };
 
 // One end of a stream on a QP. Lane says which thread may call what. Three
-// latches of other objects cover most of it: the stream's tx and rx latch, and
-// the poller's drain latch for what comes in. post_latch_ covers the send
-// queue, which all three use. A thread that holds it takes no other latch.
+// latches of other objects cover most members: the stream's tx and rx latch,
+// and the poller's drain latch for what comes in. The send queue, which all
+// three use, has post_latch_. A thread that holds it takes no other latch.
 //
 // Credit. Now and then the receiver writes the number of messages that it has
 // consumed into the sender's credit word, and tells no thread. A sender that
 // finds no room there sleeps. So once the receiver must suppose that, it sends
 // its next credit with an immediate of kind kCredit, a wake-up. It supposes so
-// if the messages that have landed since the credit of the last wake-up (told_)
-// would leave a sender that knows nothing newer without room. That covers every
+// if a sender that knows nothing newer than the credit of the last wake-up
+// (told_) has no room, given the messages that have landed. That covers every
 // sender that sleeps. What the sender knows is at least the last wake-up's
-// credit, or that wake-up is still on its way; and all that it has sent will
+// credit, or that wake-up is still on its way. And all that it has sent will
 // land. The receiver checks where it publishes credit and where messages land,
 // under post_latch_: whichever comes second sees both.
 //
@@ -86,21 +86,22 @@ struct QpLaneParts {
 // holds from before the message had been sent by then.
 //
 // The credit word is no message, so nothing says when it is in its place.
-// Devices of InfiniBand and RoCE write it at once. siw writes what TCP brings,
-// and a segment may end within the word: then its low bytes are new and its
-// high bytes old for a while. As the word grows by kMessages at most, that is
-// less than the old credit, or the new one. Less than is known says nothing.
+// Devices of InfiniBand and RoCE write it at once. But siw writes what TCP
+// brings, and a segment may end within the word. Then its low bytes are new and
+// its high bytes old for a while. As the word grows by kMessages at most, that
+// is less than the old credit, or the new credit. Less than is known says
+// nothing.
 //
 // Coalescing. While Pace::window writes are in flight and nothing has come from
-// the peer since the last one, small sends are put into the mirror and into one
-// record that waits, `waiting_`. The record goes out when a write completes,
-// with the next message that cannot join it, before a thread of this process
-// sleeps or looks for something to receive (Deferred::Flush), or within
-// Pace::flush_us. If the device has Pace::joins_bursts, the sends of a burst
-// are put together too. A burst is kBurst sends with nothing from the peer in
-// between, by a thread that does next to nothing but send. Then completions do
-// not send the record, so that records fill up: a device may complete a write
-// before the call returns.
+// the peer since the last write, small sends are put together. They go into the
+// mirror and into one record that waits, `waiting_`. The record goes out when a
+// write completes, or with the next message that cannot join it. It also goes
+// before a thread of this process sleeps or looks for something to receive
+// (Deferred::Flush), and within Pace::flush_us. If the device has
+// Pace::joins_bursts, the sends of a burst are put together too. A burst is
+// kBurst sends with nothing from the peer in between, by a thread that does
+// next to nothing but send. Then completions do not send the record, so that
+// records fill up: a device may complete a write before the call returns.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
@@ -168,9 +169,9 @@ class QpLane final : public RdmaLane {
   std::uint32_t serial() const { return serial_; }
   // A ticket for what has been posted so far. SentDone(ticket, posted) tells
   // whether the memory it was sent from is needed no more. Either the peer has
-  // taken the bytes. Or (*copied) they are in the peer's memory, and were
-  // copied in case they must go again by another way. `copy`: makes that copy
-  // now, if need be.
+  // taken the bytes. Or they are in the peer's memory, and *copied says that
+  // they were copied in case they must go again by another way. `copy`: makes
+  // that copy now, if need be.
   std::int64_t SentTicket() const {
     return static_cast<std::int64_t>(direct_wrs_);
   }
@@ -390,8 +391,8 @@ class QpLane final : public RdmaLane {
                  std::uint32_t length);
   // Takes the credit of a message, the bits of `mask`. False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
-  // Takes a message while a target is open, or a placed message. kNone: it is
-  // in order, and a placed message is data from here on.
+  // Takes a message while a target is open, or a placed message. kNone: the
+  // message is in order. If placed, it is data from here on.
   base::Reason OnTarget(std::uint64_t number, ring::Imm* imm);
   void OnSent(std::uint64_t wrs);
   // While the lane wants them, the completions of its sends wake sleepers.

@@ -322,7 +322,7 @@ bool QpLane::Arrived() {
 bool QpLane::OnCarried(std::uint32_t bits, std::uint32_t mask) {
   static_assert(kMessages + kSendDepth <= ring::kCreditMask);
   // Stored before the peer could know of any of these messages. The credit is
-  // from at most `mask` messages ago: see QpLane.
+  // from at most `mask` messages ago (QpLane).
   const std::uint64_t sent = sent_for_wakes_.load(std::memory_order_relaxed);
   const std::uint32_t behind = (static_cast<std::uint32_t>(sent) - bits) & mask;
   if (behind > sent) return false;

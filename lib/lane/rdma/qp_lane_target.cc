@@ -21,7 +21,8 @@ constexpr std::uint64_t kQuietNs = 100'000;
 constexpr std::uint64_t kPatienceNs = 20'000'000;
 // A plain call waits so long for the rest of a send.
 constexpr std::uint64_t kRestNs = 100'000'000;
-// After n unused targets in a row about one of 2^n waits has one; n ends here.
+// After n unused targets in a row about one of 2^n waits has a target. n ends
+// here.
 constexpr std::uint32_t kMostMisses = 8;
 // Places in the send queue that a target may take.
 constexpr std::uint32_t kRoom = 8;

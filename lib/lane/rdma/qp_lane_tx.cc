@@ -72,9 +72,9 @@ bool QpLane::CreditAlong() {
     return true;
   }
   // After one more message like the last, the credit would have to be written
-  // for its own sake. post_latch_ holds published_, so the draining thread
-  // writes at most 32 messages ahead of published_: not the entry of message
-  // consumed - 1.
+  // for its own sake. This thread holds post_latch_, and so published_. The
+  // draining thread writes at most 32 messages ahead of that: not the entry of
+  // message consumed - 1.
   const std::uint32_t ring = rx_ring_bytes_.load(std::memory_order_relaxed);
   const std::uint64_t end =
       bytes_before_[consumed % 64].load(std::memory_order_relaxed);
@@ -87,8 +87,8 @@ bool QpLane::CreditAlong() {
 // For a message of `length` that is about to go.
 void QpLane::PublishAlong(Chain* chain, std::uint32_t length) {
   if (chain->MayCarry(length)) {
-    // Some bits of the immediate, or four bytes of a SEND, cost nothing:
-    // carried always.
+    // A credit takes some bits of the immediate, or four bytes of a SEND: it
+    // always goes along.
     if (consumed_.load(std::memory_order_relaxed) !=
         published_.load(std::memory_order_relaxed)) {
       PublishLocked(chain, true);
@@ -178,8 +178,8 @@ void QpLane::TakeRing() {
   switch_wrs_ = posted_wrs_;
 }
 
-// Whether there is room for kPostWrs. The caller holds the tx latch, and not
-// post_latch_.
+// Whether there is room for kHeadroom and kPostWrs. The caller holds the tx
+// latch, and not post_latch_.
 bool QpLane::EnsureRoom() {
   const auto enough = [this] { return HasRoom(kHeadroom + kPostWrs); };
   if (enough()) return true;

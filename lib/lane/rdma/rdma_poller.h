@@ -22,7 +22,7 @@ class Deferred;
 class QpLane;
 
 // A completion queue, the shared receive queue that feeds it, and as many lanes
-// as it has room for: whatever they do, it does not overrun.
+// as it has room for. Whatever they do, it does not overrun.
 struct CqSet {
   verbs::Cq cq;
   SharedReceives shared;       // its srq() null: each lane has its own
@@ -37,10 +37,10 @@ struct CqSet {
 
 // Where the completions of one bell's lanes come in.
 //
-// No lost wake-up. The invariant: while any thread sleeps (armed_ > 0), at the
-// end of each drain every CQ is armed, and has been found empty after that. Or
-// its device has refused the arming, and its lanes are lost. Then whatever
-// comes makes fd() readable.
+// No lost wake-up. The invariant holds while any thread sleeps, which armed_
+// counts. At the end of each drain every CQ is armed, and has been found empty
+// after that. Or its device has refused the arming, and its lanes are lost.
+// Then whatever comes makes fd() readable.
 //
 // `CqSet::armed` is true only while no completion has been taken since the CQ
 // was armed. So it may be false for an armed CQ, which is then armed once more.
@@ -112,7 +112,7 @@ class RdmaPoller final : public Source {
   // The device reports SRQ_LIMIT_REACHED for `srq`, which may be another
   // poller's.
   void OnSrqLimit(const ibv_srq* srq);
-  // From now on the QP's completions go to the lane.  False: out of memory.
+  // From now on the QP's completions go to the lane. False: out of memory.
   bool Add(QpLane* lane, std::uint32_t qp_num);
   // The QP has been destroyed: takes its last completions. Nothing touches the
   // lane after that.

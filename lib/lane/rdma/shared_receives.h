@@ -43,8 +43,8 @@ class SharedReceives {
   // False: *error, and the old queue stays.
   bool Renew(verbs::Error* error);
 
-  // Receives above what the lanes can use: kRefill that have been used and wait
-  // to be posted, and as many again that QPs may have taken with them.
+  // Receives above what the lanes can use. kRefill have been used and wait to
+  // be posted, and QPs may have taken as many with them.
   static constexpr std::uint32_t kRefill = 32;
   static constexpr std::uint32_t kSpare = 64;
   static constexpr std::uint32_t kBorne = kSpare - kRefill;

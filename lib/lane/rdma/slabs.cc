@@ -21,7 +21,7 @@ std::byte* Map(std::size_t bytes) {
   return static_cast<std::byte*>(at);
 }
 
-// At a multiple of kSlab, so that all of it can be in huge pages.
+// At a multiple of kSlab, so that all bytes can be in huge pages.
 std::byte* MapAligned(std::size_t bytes, bool huge) {
   constexpr std::size_t kSlab = Slabs::kSlab;
   std::byte* const base = Map(bytes + kSlab);

@@ -15,8 +15,8 @@ namespace rcsock::lane::rdma {
 //
 // Huge pages. A device keeps the addresses of the pages that it reaches in a
 // cache of some thousand entries. A ring in one huge page takes one entry,
-// where it would take 256. But a huge page is 2 MiB of memory, however little
-// of it is used. So the first slab of small blocks, which is all that most
+// where it would take 256. But a huge page takes 2 MiB of memory, however
+// little is used. So the first slab of small blocks, which is all that most
 // processes have, is of ordinary pages.
 //
 // Threads: any.
@@ -28,14 +28,14 @@ class Slabs {
   static constexpr int kClasses = 7;
   static_assert(kLeast << (kClasses - 1) == kMost);
 
-  // `huge`: whether huge pages are of use, as on devices in hardware.  Without
+  // `huge`: whether huge pages are of use, as on devices in hardware. Without
   // them, a block larger than kLeast is a mapping of its own.
   explicit Slabs(bool huge) : huge_(huge) {}
   ~Slabs();
   Slabs(const Slabs&) = delete;
   Slabs& operator=(const Slabs&) = delete;
 
-  // Zeroed.  Null: no memory.
+  // Returns zeroed memory. Null: there is none.
   std::byte* Take(std::size_t bytes);
   // Gives back what Take has returned for so many bytes.
   void Give(std::byte* base, std::size_t bytes);

@@ -157,8 +157,8 @@ void Sleepers::KickLeader() {
 
 // The order everywhere: a sleeper says that it is there, by its bit or leader_.
 // Then it looks at its word, or the kernel does for a futex. A waker changes
-// the word, then looks whether a sleeper is there. All of it is sequentially
-// consistent, so one of the two sees the other.
+// the word, then looks whether a sleeper is there. All accesses are
+// sequentially consistent, so one of the two sees the other.
 void Sleepers::Wake(Words* words, bool tx) {
   words->word[tx].fetch_add(kChange, std::memory_order_seq_cst);
   const std::uint64_t bit = Bit(words->index, tx);
@@ -242,8 +242,9 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     while (!settled && Token(words, tx) == token) {
       settled = source_->DrainToSleep();
     }
-    // Behind this thread's part of the arming. That may have been taken back
-    // amid the drain, which has then taken another thread's for it.
+    // Drains once this thread no longer counts as a sleeper. Its arming may
+    // have been taken back amid the drain above, which then took another
+    // thread's arming for this one.
     const auto settle = [&] {
       if (!settled) source_->Drain();
     };

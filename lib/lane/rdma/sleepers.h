@@ -22,12 +22,12 @@ namespace rcsock::lane::rdma {
 // only to look whether it can lead.
 //
 // A leader sleeps on an epoll set that it alone uses meanwhile, in which the
-// descriptors are edge-triggered. No thread reads them, so no thread can take a
-// wake-up from another, such as one that is to resign and has not gone to sleep
-// yet. And a sleep is one system call.
+// descriptors are edge-triggered. No thread reads them. So no thread can take a
+// wake-up from another, such as a leader that is to resign and has not gone to
+// sleep yet. And a sleep is one system call.
 //
-// A signal handler may end a sleep by jumping out of it, after it has called
-// WakeLocal. So WakeLocal takes back all that the sleep has left here.
+// A signal handler may jump out of a sleep, after it has called WakeLocal. So
+// WakeLocal takes back all that the sleep has left here.
 //
 // A handler may also sleep here itself, before the sleep that it has
 // interrupted is in the kernel. It takes a set of its own, so that the edge

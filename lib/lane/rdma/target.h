@@ -62,7 +62,7 @@ constexpr std::size_t kMostTarget = 64 * 1024 * 1024;
 // A shorter send goes into the ring.
 constexpr std::size_t kLeastPlaced = 16 * 1024;
 
-// The right to write to a target.  The receiving call owns it.
+// The right to write to a target. The receiving call owns it.
 //
 // Threads: one at a time.
 class Window {
@@ -72,7 +72,7 @@ class Window {
   Window(const Window&) = delete;
   Window& operator=(const Window&) = delete;
 
-  // Registers the memory.  False: the device or a limit refuses it.
+  // Registers the memory. False: the device or a limit refuses it.
   bool Open(std::shared_ptr<Domain> domain, ibv_pd* pd, void* at,
             std::size_t length);
   std::uint32_t key() const { return mr_->rkey; }

@@ -32,7 +32,7 @@ class UserMemory {
   static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
   // The protection domain goes, and with it what it has registered.
   static void Forget(ibv_pd* pd);
-  // Around fork.  The child keeps what was named, for its own lanes.
+  // Around fork. The child keeps what was named, for its own lanes.
   static void ForkPrepare();
   static void ForkParent();
   static void ForkChild();

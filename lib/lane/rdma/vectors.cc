@@ -138,7 +138,7 @@ std::vector<cpu_set_t> VectorCpus(const char* sysfs, const char* proc,
   std::vector<cpu_set_t> all;
   for (const auto& [number, irq] : irqs) {
     cpu_set_t cpus;
-    // If one were missing, the others would be taken for each other.
+    // If a vector were missing, the others would be taken for each other.
     if (!CpusOf(proc, irq, &cpus)) return {};
     all.push_back(cpus);
   }
@@ -180,7 +180,8 @@ std::uint32_t VectorOf(const ibv_context* context, int bell) {
       static_cast<std::uint32_t>(std::max(context->num_comp_vectors, 1));
   if (vectors == 1) return 0;
   const long pid = ::syscall(SYS_getpid);
-  // A process has the same number in every container, so it is a last resort.
+  // The last resort, since processes of several containers often have equal
+  // numbers.
   std::uint32_t random = static_cast<std::uint32_t>(pid);
   ::syscall(SYS_getrandom, &random, sizeof random, 1 /* GRND_NONBLOCK */);
   const char* const name = context->device->name;

@@ -94,9 +94,10 @@ void Bells::Arm(int k, bool nap) {
     word.store(old + 1 + (old & 1), std::memory_order_relaxed);
   }
   // Armed word stored -> the caller looks for work. A sender stores its
-  // message, fences (lightly if this fence is heavy), and looks at the armed
-  // word. One of the two sees the other. If another thread has changed the word
-  // since, it has a later generation, and is odd while this thread sleeps.
+  // message, fences, and looks at the armed word. Its fence is light if this
+  // one is heavy. One of the two sees the other. If another thread has changed
+  // the word since, it has a later generation, and is odd while this thread
+  // sleeps.
   //
   // The heavy fence is a system call, and only for other processes: in this
   // process all threads fence in full (lane::Board). If shared_ is still false

@@ -15,12 +15,13 @@ namespace rcsock::lane::shm {
 
 // This process's doorbells: one page, with an armed word per bell on a line of
 // its own, and an eventfd per bell. The page is a memfd that peers can map but
-// not write (F_SEAL_FUTURE_WRITE after our own mapping). One per process.
+// not write: it gets F_SEAL_FUTURE_WRITE after our own mapping. One per
+// process.
 //
 // Threads: any.
 class Bells final : public Ringer {
  public:
-  // `most_ring`: the largest ring that this process wants; 0: any.  Null on
+  // `most_ring`: the largest ring that this process wants; 0: any. Null on
   // failure (errno: EMFILE, ENOMEM, ...).
   static std::unique_ptr<Bells> Create(std::uint64_t most_ring = 0);
   ~Bells() override;
@@ -39,9 +40,9 @@ class Bells final : public Ringer {
   // -1: not made yet.
   int bell_fd(int k) const { return fds_[k].load(std::memory_order_acquire); }
   // Counts a sleeper. The word becomes a new odd generation, so that peers that
-  // have kicked for an older one kick again. A full fence, in other processes
-  // too unless `nap`. A nap is for a sleep that ends by itself soon, or for a
-  // look that needs no kick.
+  // have kicked for an older one kick again. A full fence; in other processes
+  // too, if they have the page, but for a `nap`. A nap is for a sleep that ends
+  // by itself soon, or for a look that needs no kick.
   void Arm(int k, bool nap = false);
   // Whether Arm and Renew make the heavy fence.
   bool Fences() const {

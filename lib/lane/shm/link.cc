@@ -128,8 +128,8 @@ int Link::Drain(int bell, Completion* out, int capacity) {
   const std::uint32_t error = dead() ? std::uint32_t{kCompletionError} : 0;
   const int start = state_->cursor(bell);
   int found = 0;
-  // One pass over the summary, from the stream behind the last one reported. So
-  // neither busy streams nor a peer that goes on setting bits hold up the
+  // One pass over the summary, from the stream behind the last reported stream.
+  // So neither busy streams nor a peer that goes on setting bits hold up the
   // others. The pass makes each step for a group of segments before the next
   // step. If few of thousands of streams are ready, every word, every cookie
   // and every slot is a miss, and so these are waited for together.

@@ -51,7 +51,7 @@ class Link {
   // The peer's bells: its page, and eventfds as they become known. Only the
   // first page, and the first eventfd of each bell, counts. `most_ring` is what
   // this side's own page says. SetPeerBellPage comes before the first OpenLane,
-  // since both ends of a lane must come to the same size.
+  // since both ends of a lane must agree on the size.
   bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring = kRingBytes);
   void SetPeerBell(int k, base::UniqueFd fd);
   // If the peer's eventfds are not known, it is rung by `message`, of static

@@ -214,9 +214,9 @@ void LinkState::Mark(int side, Ready what, int bell, int index) {
   // The draining thread has written to the summary. Its line is fetched once,
   // for writing and beside the word, not twice after the word.
   FetchToWrite(&summary);
-  // Whether the bit is new or not, the operation is also the full fence between
-  // this end's message and the Drain that clears the bit, then looks at the
-  // ring.
+  // Whether the bit is new or not, the operation is also a full fence. It lies
+  // between this end's message and the Drain that clears the bit, then looks at
+  // the ring.
   word.fetch_or(bit, std::memory_order_seq_cst);
   // Drain clears the summary before it takes the word. If the summary is set
   // here, that clearing is yet to come, and Drain takes the word with this bit
@@ -271,7 +271,7 @@ void LinkState::RingByMessage(int bell, std::uint64_t armed) {
   if (there) kicked_[bell].store(armed, std::memory_order_relaxed);
 }
 
-// Summary, then word, then (in the caller) the ring. The peer writes them in
+// Summary, then word, then, in the caller, the ring. The peer writes them in
 // the opposite order. All are full fences.
 void LinkState::ClearSummary(Ready what, int bell, int word,
                              std::uint64_t segments) {

@@ -213,8 +213,8 @@ class LinkState {
     std::atomic<std::uint32_t> wakes[kSegmentStreams] = {};
   };
 
-  // Fetches for writing at once. A CPU that has fetched a line for reading
-  // would have to ask the other for it a second time.
+  // Fetches a line for writing. A CPU that has fetched it for reading would
+  // have to ask the other CPU a second time.
   static void FetchToWrite(const void* line) {
 #if defined(__x86_64__)
     // The compiler makes this of __builtin_prefetch only if it builds for newer

@@ -76,7 +76,7 @@ class RecordCopy {
 
   // A turn takes two laps of the ring. The first does not count, for its lines
   // are where the other way has left them. The other way must be better in each
-  // pair of turns: a thread that was off its CPU in one turn says nothing of
+  // pair of turns. A thread that was off its CPU in one turn says nothing of
   // the copy.
   static constexpr std::uint32_t kLap = kRingBytes;
   static constexpr int kPairs = 3;

@@ -158,9 +158,9 @@ void ShmLane::SetStarved() {
   // A bounded sender has no room although hardly anything may be due for
   // credit, against what Taken's argument counts on. The receiver stores
   // `reached`, and loads starved without a fence. Here starved is stored, then
-  // comes the heavy fence, then `reached` is loaded. So either this end sees
-  // how far the receiver has come, or the receiver sees that this end starves,
-  // and tells when it has taken the rest.
+  // comes the heavy fence, then `reached` is loaded. So this end sees how far
+  // the receiver has come, or the receiver sees that this end starves. Then the
+  // receiver tells when it has taken the rest.
   if (tx_.bounded()) {
     base::HeavyFenceProcesses();
     TakeCredit(

@@ -130,12 +130,13 @@ class ShmLane final : public Lane {
   // What Readable returns, and as how many messages.
   std::size_t Unread(std::uint32_t* messages);
 
-  // What a message has this end tell. kMore: to the peer, that the message is
-  // not in slot 0 (ControlLine::more). kAlone: that it is. kHinted: also to
-  // this end, that the next message is likely to be in slot 0 too (KeepHint).
+  // What a message has this end tell. With kMore, the peer learns that the
+  // message is not in slot 0 (ControlLine::more), with kAlone, that it is. With
+  // kHinted, this end also learns that the next message is likely to be in slot
+  // 0 too (KeepHint).
   enum class Told : std::uint8_t { kMore, kAlone, kHinted };
-  // A longer message gives no hint: its bytes are copied first, and the peer,
-  // which looks at the slot's line, would take the line back meanwhile.
+  // A longer message gives no hint: its bytes are copied first, and the peer
+  // looks at the slot's line. It would take the line back meanwhile.
   static Told ToldOf(bool first, const ring::Imm& imm) {
     if (!first) return Told::kMore;
     return (imm.flags & ring::kFlagInline) != 0 ? Told::kHinted : Told::kAlone;

@@ -13,8 +13,8 @@ namespace rcsock::lane::shm {
 
 class Link;
 
-// The poller of one bell over every link of the process.  AddLink and
-// RemoveLink may run beside Poll.
+// The poller of one bell over every link of the process. AddLink and RemoveLink
+// may run beside Poll.
 class ShmPoller final : public Poller {
  public:
   // `bells` outlives the poller.

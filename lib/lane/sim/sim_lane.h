@@ -10,8 +10,8 @@
 namespace rcsock::lane::sim {
 
 // One direction of a simulated lane. What is posted is in flight until it
-// lands. The sender does not know what is read until the credit returns. All of
-// it is plain data, so a copy of the link is a copy of that world.
+// lands. The sender does not know what is read until the credit returns. The
+// ring is plain data, so a copy of the link is a copy of that world.
 struct SimRing {
   // Units in flight or landed: kind (0 data, 1 control), length (two bytes,
   // little-endian), bytes. The receiver may have read part of the first unit.
