@@ -175,8 +175,8 @@ void Chain::Credit(std::uint64_t word, bool wake) {
   if (wake) WakeImmediate(word, 0);
 }
 
-// The credit word alone cannot wake: nothing says which of several writes to
-// one place is there in the end.
+// The immediate has the credit, for the credit word alone would not do: nothing
+// says which of several writes to one place is there in the end.
 void Chain::WakeImmediate(std::uint64_t word, std::uint8_t flags) {
   const std::uint32_t imm = ring::Encode(
       {ring::Kind::kCredit, flags,

@@ -344,7 +344,7 @@ bool RdmaPoller::ArmSet(CqSet* set) {
 }
 
 // Completions have been taken since the CQ was armed, or have gone with their
-// QP: it may have fired. A device may also fire for what is not solicited.
+// QP: the CQ may have fired. A device may also fire for what is not solicited.
 void RdmaPoller::Fired(CqSet* set) {
   set->armed = false;
   set->fired = !limits_.lazy_events;
@@ -392,7 +392,7 @@ void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
     if (receives.Due()) set->shared.Refill();
     if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   } else if (wc.status == IBV_WC_SUCCESS) {
-    // What a queue in error is given comes back at once, so it gets nothing.
+    // Only after a success: a queue in error would give it back at once.
     receives.Used(slot);
     if (receives.Due()) lane->PostReceives();
   } else if (wc.status == IBV_WC_WR_FLUSH_ERR) {
