@@ -75,8 +75,7 @@ enum : std::uint32_t {
   kRxSleeper = 1,  // a thread of this side sleeps, or is about to, on futex rx
   kTxSleeper = 2,  // ... on futex tx
   kStarved = 4,    // this side's sender found no room
-  kBounded = 8,    // ... and may not fill the ring: a little credit is much to
-                   // it
+  kBounded = 8,    // ... and may not fill the ring: little credit is much
 };
 
 // What one side tells the other about a stream. That side writes it, but the
