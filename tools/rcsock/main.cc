@@ -7,6 +7,8 @@
 #include <iostream>
 #include <string>
 
+#include "lib/rendezvous/rdma_wire.h"
+#include "lib/rendezvous/wire.h"
 #include "tools/rcsock/doctor/doctor.h"
 #include "tools/rcsock/doctor/probe.h"
 #include "tools/rcsock/perf/command.h"
@@ -16,7 +18,13 @@
 
 namespace {
 
-constexpr char kVersion[] = "rcsock " RCSOCK_VERSION;
+// The version, and those of what two ends say to each other: ends that differ
+// in these stay on TCP.
+std::string Version() {
+  return "rcsock " RCSOCK_VERSION " (wire version: shared memory " +
+         std::to_string(rcsock::rendezvous::kVersion) + ", RDMA " +
+         std::to_string(rcsock::rendezvous::kRdmaVersion) + ")";
+}
 
 constexpr char kRunFooter[] = R"(
 The usual form is `rcsock run [OPTIONS] -- COMMAND [ARGS...]`.  Start both ends under
@@ -66,7 +74,7 @@ int Main(int argc, char** argv) {
     return rcsock::tools::ProbeMain(argc - 1, argv + 1);
   }
   CLI::App app{"rcsock: TCP programs, unmodified, over faster lanes", "rcsock"};
-  app.set_version_flag("--version", kVersion);
+  app.set_version_flag("--version", Version());
   app.require_subcommand(1);
   app.footer("\n`rcsock run --help` has examples.");
 
