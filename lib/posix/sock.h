@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/base/reason.h"
+#include "lib/posix/io_result.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock_layout.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -594,15 +595,15 @@ class Sock final : public SockLayout {
   static bool OptionsPin(int number);
 
   // --- A send waits for the lane that is about to come (sock_hold.cc)
-  // kRetry: it goes on as it would have, what *done says already sent; else
-  // what the call says.  No latch held.
-  [[gnu::noinline]] ssize_t HeldSend(int fd, const iovec* iov, int count,
-                                     std::size_t total, int flags,
-                                     std::size_t* done);
+  // Retry: it goes on as it would have, what *done says already sent.  No latch
+  // held.
+  [[gnu::noinline]] IoResult HeldSend(int fd, const iovec* iov, int count,
+                                      std::size_t total, int flags,
+                                      std::size_t* done);
   bool MayHold(int flags) const;
   bool AwaitsGap(int flags) const;
-  ssize_t SendAside(int fd, const iovec* iov, int count, std::size_t total,
-                    int flags, std::size_t* done);
+  IoResult SendAside(int fd, const iovec* iov, int count, std::size_t total,
+                     int flags, std::size_t* done);
   // When the hold ends, which begins here if none has yet; kNoHold: there is
   // none (any more).
   std::uint64_t HoldEnd(std::uint64_t now);
@@ -620,41 +621,48 @@ class Sock final : public SockLayout {
   std::uint64_t GivenToTcp();
   // Until AwaitsLane() has changed, or as SleepOn.
   int AwaitLane(Wait& wait, std::uint64_t until_ns);
-  // At most `most` bytes from `skip` on, as much as TCP has room for; or
-  // -errno.
-  ssize_t SendNow(int fd, const iovec* iov, int count, std::size_t skip,
-                  std::size_t most);
+  // At most `most` bytes from `skip` on, as much as TCP has room for.  Of an
+  // error `bytes` is -errno.
+  IoResult SendNow(int fd, const iovec* iov, int count, std::size_t skip,
+                   std::size_t most);
   // What AwaitsLane() says has changed.
   void WakeHeld();
 
   // --- Bytes by way of the stream (sock_io.cc)
-  // kRetry: the stream has gone back to the kernel; *done bytes were moved.
-  static constexpr ssize_t kRetry = -1000;
-  // The number has been closed under the call, and the object may be another
-  // connection: it goes to what that names now.
-  static constexpr ssize_t kGone = -1001;
-  // It has been closed under the call, which has slept: the stream is the
-  // call's to go on with, by RecvLeft or SendLeft.
-  static constexpr ssize_t kLeft = -1002;
   // What the number names.
   static Sock* LookupHere(int fd);
-  ssize_t EngineSend(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
-  ssize_t EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
+  IoResult EngineSend(int fd, const iovec* iov, int count, std::size_t total,
+                      int flags, std::size_t* done);
+  IoResult EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
+                      int flags, std::size_t* done);
   // The same when not everything went at once: the latch of that direction is
   // held, and released on return.
-  [[gnu::noinline]] ssize_t SendLatched(int fd, const iovec* iov, int count,
-                                        std::size_t total, int flags,
-                                        std::size_t* done) RC_RELEASE(tx_latch);
-  [[gnu::noinline]] ssize_t RecvLatched(int fd, const iovec* iov, int count,
-                                        std::size_t total, int flags,
-                                        std::size_t* done) RC_RELEASE(rx_latch);
+  [[gnu::noinline]] IoResult SendLatched(int fd, const iovec* iov, int count,
+                                         std::size_t total, int flags,
+                                         std::size_t* done)
+      RC_RELEASE(tx_latch);
+  [[gnu::noinline]] IoResult RecvLatched(int fd, const iovec* iov, int count,
+                                         std::size_t total, int flags,
+                                         std::size_t* done)
+      RC_RELEASE(rx_latch);
   // What the kernel would say of an address where a lane could not read or
   // write.
-  [[gnu::noinline]] ssize_t SendNull(int fd, int flags, std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvNull(int fd, const iovec* iov, int count,
-                                     int flags, std::size_t* done);
+  [[gnu::noinline]] IoResult SendNull(int fd, int flags, std::size_t* done);
+  [[gnu::noinline]] IoResult RecvNull(int fd, const iovec* iov, int count,
+                                      int flags, std::size_t* done);
+  // The parts of SendLatched and RecvLatched.
+  struct SendCall;
+  struct RecvCall;
+  enum class Turn : std::uint8_t { kEnds, kLooks, kWaits };
+  void WriteSome(SendCall& call) RC_REQUIRES(tx_latch);
+  [[gnu::noinline]] void WriteWithBoth(SendCall& call) RC_REQUIRES(tx_latch);
+  IoResult::Status ReadSome(RecvCall& call, int fd) RC_REQUIRES(rx_latch);
+  [[gnu::noinline]] IoResult::Status ReadWithBoth(RecvCall& call, int fd)
+      RC_REQUIRES(rx_latch);
+  Turn NextTurn(RecvCall& call) RC_REQUIRES(rx_latch);
+  int WaitForMore(RecvCall& call, std::uint32_t seq) RC_REQUIRES(rx_latch);
+  IoResult LeaveRecv(bool peek, IoResult::Status status, std::size_t* done)
+      RC_RELEASE(rx_latch);
   // Recv of an Anchor where recvmsg is to tell when the bytes came.
   [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // The rest of a blocking send that began on a lane.
@@ -673,7 +681,9 @@ class Sock final : public SockLayout {
 
   // --- Sleeping on it (sock_wait.cc)
   // With the latch of that direction held, on return too; released for a sleep.
-  // 0: look again; -EINTR, -EAGAIN (time-out).
+  // 0: look again; -EINTR, -EAGAIN (time-out), kJoinsLeft.
+  // The number has been closed under the sleep: ClosedInUse.
+  static constexpr int kJoinsLeft = 1;
   void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) const;
   int WaitRx(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
   int WaitBehind(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
@@ -767,8 +777,8 @@ class Sock final : public SockLayout {
   bool LastLeftLatched(int* number) RC_REQUIRES(tx_latch, rx_latch);
   int SleepersLatched() const;
   // A call that has slept, or has let others have its latch, has it again:
-  // whether it is one of them from now on, and says kLeft.  `result`: what it
-  // would say else.
+  // whether it is one of them from now on, and says kJoinsLeft.  `result`: what
+  // it would say else.
   bool JoinsLeft(const Wait& wait, int result) {
     if (left_fd_ < 0) [[likely]]
       return false;
@@ -780,16 +790,19 @@ class Sock final : public SockLayout {
   [[gnu::cold, gnu::noinline]] void WakesLeft();
   // When its time is over; 0: not known.
   [[gnu::cold, gnu::noinline]] std::uint64_t LeftDeadline() const;
-  // Who holds the latch of that direction lets others have it.  True: kLeft.
+  // Who holds the latch of that direction lets others have it.  True:
+  // kJoinsLeft.
   [[gnu::cold, gnu::noinline]] bool GiveWay(const Wait& wait, bool tx);
-  [[gnu::cold]] ssize_t RecvLeft(const iovec* iov, int count, std::size_t total,
-                                 int flags, std::size_t* done);
-  [[gnu::cold]] ssize_t SendLeft(const iovec* iov, int count, std::size_t total,
-                                 int flags, std::size_t* done);
+  [[gnu::cold]] IoResult RecvLeft(const iovec* iov, int count,
+                                  std::size_t total, int flags,
+                                  std::size_t* done);
+  [[gnu::cold]] IoResult SendLeft(const iovec* iov, int count,
+                                  std::size_t total, int flags,
+                                  std::size_t* done);
 
   // --- Its other holders (sock_share.cc)
-  ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
+  IoResult UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
+                      int flags, std::size_t* done);
   bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Of a stream on TCP whose unread_ has been made.  Not adopted before that is
   // read: see BackToPlain.

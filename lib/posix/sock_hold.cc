@@ -234,23 +234,24 @@ std::uint64_t Sock::GivenToTcp() {
   return bytes;
 }
 
-ssize_t Sock::SendNow(int number, const iovec* iov, int count, std::size_t skip,
-                      std::size_t most) {
+IoResult Sock::SendNow(int number, const iovec* iov, int count,
+                       std::size_t skip, std::size_t most) {
   IovRest rest(iov, count);
   rest.Limit(skip, most);
   if (mode() == Mode::kEngine) {
     std::size_t done = 0;
     tx_latch.lock();
-    const ssize_t n =
+    const IoResult result =
         SendLatched(number, rest.iov(), rest.count(), rest.total(),
                     MSG_DONTWAIT | MSG_NOSIGNAL, &done);
-    return n == kGone ? kRetry : n != -1 ? n : -errno;
+    if (!result.done()) return IoResult::Retry();
+    return IoResult::Done(result.bytes >= 0 ? result.bytes : ssize_t{-errno});
   }
   InKernel in(this);
   if (!in.May(number, Mode::kPlain) && !in.May(number, Mode::kUnread)) {
-    return kRetry;
+    return IoResult::Retry();
   }
-  return in.Sent(Send(rest.iov(), rest.count()));
+  return IoResult::Done(in.Sent(Send(rest.iov(), rest.count())));
 }
 
 // The peer has agreed, and only a gap between the calls of this end's threads
@@ -266,8 +267,8 @@ bool Sock::AwaitsGap(int flags) const {
 // thread that receives: a connection that both ends fill would have no lane for
 // as long as they do.  So it sleeps here, where the stream may be adopted, for
 // as long as the search goes on (2 s at most), and looks for room now and then.
-ssize_t Sock::SendAside(int number, const iovec* iov, int count,
-                        std::size_t total, int flags, std::size_t* done) {
+IoResult Sock::SendAside(int number, const iovec* iov, int count,
+                         std::size_t total, int flags, std::size_t* done) {
   Critical critical;
   Wait wait;
   wait.timed = true;
@@ -279,11 +280,12 @@ ssize_t Sock::SendAside(int number, const iovec* iov, int count,
       most == 0 ? ~std::uint64_t{0} : base::NowNs() + most;
   while (AwaitsGap(flags)) {
     // A send that has sent something leaves an error to the next call.
-    if (*done > 0 && Broken()) return static_cast<ssize_t>(*done);
-    const ssize_t n = SendNow(number, iov, count, *done, total);
-    if (n == kRetry) break;
+    if (*done > 0 && Broken()) return IoResult::Done(*done);
+    const IoResult sent = SendNow(number, iov, count, *done, total);
+    if (sent.retry()) break;
+    const ssize_t n = sent.bytes;
     if (n > 0) *done += static_cast<std::size_t>(n);
-    if (*done == total) return static_cast<ssize_t>(total);
+    if (*done == total) return IoResult::Done(total);
     const std::uint64_t now = base::NowNs();
     wait.part = later || *done > 0;
     const bool interrupted = wait.part ? wait.any != tls_signals.any
@@ -295,35 +297,35 @@ ssize_t Sock::SendAside(int number, const iovec* iov, int count,
     if (error != 0) {
       if (*done > 0) {
         KeepError(number, error);
-        return static_cast<ssize_t>(*done);
+        return IoResult::Done(*done);
       }
       if (error == EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
       errno = error;
-      return -1;
+      return IoResult::Done(ssize_t{-1});
     }
     AwaitLane(wait, std::min(now + kAsideNs, end));
   }
   // By another thread: see HeldSend.
   if (*done > 0 && closed_.load(std::memory_order_relaxed)) {
-    return static_cast<ssize_t>(*done);
+    return IoResult::Done(*done);
   }
-  return kRetry;
+  return IoResult::Retry();
 }
 
-ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
-                       std::size_t total, int flags, std::size_t* done) {
+IoResult Sock::HeldSend(int number, const iovec* iov, int count,
+                        std::size_t total, int flags, std::size_t* done) {
   const bool may = MayHold(flags);
   if ((!may && !AwaitsGap(flags)) || total == 0 || Null(iov, count) ||
       GivenToTcp() < kFreeBytes) {
-    return kRetry;
+    return IoResult::Retry();
   }
   if (!may) return SendAside(number, iov, count, total, flags, done);
   const std::uint64_t start = base::NowNs();
   std::uint64_t end = HoldEnd(start);
-  if (end == kNoHold) return kRetry;
+  if (end == kNoHold) return IoResult::Retry();
   if (start >= end) {
     EndHold();
-    return kRetry;
+    return IoResult::Retry();
   }
   if (const std::uint64_t most =
           snd_timeout_ns.load(std::memory_order_relaxed)) {
@@ -349,30 +351,31 @@ ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
       // A send that has sent something leaves an error to the next call.
       pollfd one{fd(), 0, 0};
       // (Less than 0: a signal; there is nothing to say of the connection.)
-      if (base::PollNow(&one) > 0) return static_cast<ssize_t>(*done);
+      if (base::PollNow(&one) > 0) return IoResult::Done(*done);
     }
     // What the kernel takes before it would have to sleep, it takes whether or
     // not there was a signal.
-    const ssize_t n =
+    const IoResult sent =
         SendNow(number, iov, count, *done,
                 interrupted || total <= kWhole ? total : kNudgeBytes);
-    if (n == kRetry) {
+    if (sent.retry()) {
       if (interrupted && !closed_.load(std::memory_order_relaxed)) continue;
       break;
     }
+    const ssize_t n = sent.bytes;
     if (n > 0) *done += static_cast<std::size_t>(n);
     if (n < 0 && *done > 0) KeepError(number, static_cast<int>(-n));
     if (n < 0 && n != -EAGAIN && *done == 0) {
       if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
       errno = static_cast<int>(-n);
-      return -1;
+      return IoResult::Done(ssize_t{-1});
     }
-    if (*done == total) return static_cast<ssize_t>(total);
+    if (*done == total) return IoResult::Done(total);
     if (interrupted && n > 0) continue;  // until there is no room
     if (interrupted) {
-      if (*done > 0) return static_cast<ssize_t>(*done);
+      if (*done > 0) return IoResult::Done(*done);
       errno = EINTR;
-      return -1;
+      return IoResult::Done(ssize_t{-1});
     }
     if (n < 0) break;  // TCP has no room
   }
@@ -382,10 +385,10 @@ ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
   // By another thread: the number may be another connection's by now, which
   // whoever tries again finds out.
   if (*done > 0 && closed_.load(std::memory_order_relaxed)) {
-    return static_cast<ssize_t>(*done);
+    return IoResult::Done(*done);
   }
   return AwaitsGap(flags) ? SendAside(number, iov, count, total, flags, done)
-                          : kRetry;
+                          : IoResult::Retry();
 }
 
 }  // namespace rcsock::posix

@@ -188,8 +188,8 @@ bool Sock::GoneSinceToo(Wait& wait, int fd) const {
 
 // --- Sending
 
-ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
-                         int flags, std::size_t* done) {
+IoResult Sock::EngineSend(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, std::size_t* done) {
   Critical critical;
   tx_latch.lock();
   CheckQuick();
@@ -201,7 +201,7 @@ ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
       lane_tx_ += static_cast<std::uint64_t>(n);
       if (static_cast<std::size_t>(n) == total) [[likely]] {
         tx_latch.unlock();
-        return n;
+        return IoResult::Done(n);
       }
       *done = static_cast<std::size_t>(n);
     }
@@ -209,63 +209,85 @@ ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
   if (AwaitsAnswer()) [[unlikely]] {
     tx_latch.unlock();
     LookForAnswer();
-    const ssize_t n = HeldSend(fd, iov, count, total, flags, done);
-    if (n != kRetry) return n;
+    const IoResult held = HeldSend(fd, iov, count, total, flags, done);
+    if (!held.retry()) return held;
     tx_latch.lock();
   }
   return SendLatched(fd, iov, count, total, flags, done);
 }
 
-ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
-                          std::size_t total, int flags, std::size_t* done) {
+struct Sock::SendCall {
+  // How much there was behind *done at the last look.
+  std::size_t left;
+  IovRest rest;
+  const std::size_t total;
+  std::size_t* const done;
+  // Of the last look: bytes, or an errno as a negative number.
+  ssize_t n = -EAGAIN;
+};
+
+// Writes what does not fit into a lane as it is: the stream is on TCP, or on
+// its way, or its lane is dead.
+void Sock::WriteWithBoth(SendCall& call) {
+  rx_latch.lock();
+  if (stream_->FastTx()) stream_->Progress();  // a dead lane
+  ssize_t& n = call.n;
+  n = stream_->Write(call.rest.iov(), call.rest.count(), call.left);
+  if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
+    lane_tx_ += static_cast<std::uint64_t>(n);
+  }
+  if (n < 0 && *call.done > 0) stream_->KeepError(static_cast<int>(-n));
+  // After a part as after nothing: a caller that waits for the rest, or for the
+  // edge, must be told when TCP takes more.
+  if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < call.left)) &&
+      stream_->tx() == stream::Tx::kRaw && !stream_->AwaitsRaw()) {
+    tx_wait_ = true;
+  }
+  HandleChanges();
+  if (lane_ == nullptr && n > 0 && stream_->Idle() &&
+      !seeking_.load(std::memory_order_relaxed)) {
+    PostSettle();
+  }
+  rx_latch.unlock();
+}
+
+// Writes what there is room for.
+inline void Sock::WriteSome(SendCall& call) {
+  call.left = call.total;
+  if (*call.done != 0) {
+    call.rest.Skip(*call.done);
+    call.left = call.rest.total();
+  }
+  call.n = -EAGAIN;
+  if (stream_->FastTx()) {
+    call.n = stream_->Write(call.rest.iov(), call.rest.count(), call.left);
+    if (call.n > 0) lane_tx_ += static_cast<std::uint64_t>(call.n);
+  }
+  if (call.n == -EAGAIN &&
+      (!stream_->FastTx() || lane_->State() != base::Reason::kNone)) {
+    WriteWithBoth(call);
+  }
+  if (call.n > 0) *call.done += static_cast<std::size_t>(call.n);
+}
+
+IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
+                           std::size_t total, int flags, std::size_t* done) {
   if (!IsAt(fd)) [[unlikely]] {
     tx_latch.unlock();
-    return kGone;
+    return IoResult::Gone();
   }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   Wait wait{.life = Life(), .process = OwnPid()};
-  IovRest rest(iov, count);
-  ssize_t n;
+  SendCall call{total, IovRest(iov, count), total, done};
+  ssize_t& n = call.n;
   for (;;) {  // the tx latch is held
     if (mode() != Mode::kEngine) {
       tx_latch.unlock();
-      return kRetry;
+      return IoResult::Retry();
     }
     const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
-    std::size_t left = total;
-    if (*done != 0) {
-      rest.Skip(*done);
-      left = rest.total();
-    }
-    n = -EAGAIN;
-    if (stream_->FastTx()) {
-      n = stream_->Write(rest.iov(), rest.count(), left);
-      if (n > 0) lane_tx_ += static_cast<std::uint64_t>(n);
-    }
-    if (n == -EAGAIN &&
-        (!stream_->FastTx() || lane_->State() != base::Reason::kNone)) {
-      rx_latch.lock();
-      if (stream_->FastTx()) stream_->Progress();  // a dead lane
-      n = stream_->Write(rest.iov(), rest.count(), left);
-      if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
-        lane_tx_ += static_cast<std::uint64_t>(n);
-      }
-      if (n < 0 && *done > 0) stream_->KeepError(static_cast<int>(-n));
-      // After a part as after nothing: who waits for the rest (or for the edge)
-      // must be told when TCP takes more.
-      if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < left)) &&
-          stream_->tx() == stream::Tx::kRaw && !stream_->AwaitsRaw()) {
-        tx_wait_ = true;
-      }
-      HandleChanges();
-      if (lane_ == nullptr && n > 0 && stream_->Idle() &&
-          !seeking_.load(std::memory_order_relaxed)) {
-        PostSettle();
-      }
-      rx_latch.unlock();
-    }
-    if (n > 0) *done += static_cast<std::size_t>(n);
+    WriteSome(call);
     if ((*done == total && n >= 0) || (n < 0 && n != -EAGAIN)) break;
     if (!block) {
       if (!stream_->FastTx()) break;
@@ -280,33 +302,33 @@ ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
     const int w = WaitTx(wait, seq);
     if (GoneSince(wait, fd)) [[unlikely]] {
       tx_latch.unlock();
-      return kGone;
+      return IoResult::Gone();
+    }
+    if (w == kJoinsLeft) [[unlikely]] {
+      tx_latch.unlock();
+      return IoResult::ClosedInUse();
     }
     if (w != 0) {
-      if (w == kLeft) [[unlikely]] {
-        tx_latch.unlock();
-        return kLeft;
-      }
       n = w;
       break;
     }
   }
   tx_latch.unlock();
-  if (*done > 0 || n == 0) return static_cast<ssize_t>(*done);
+  if (*done > 0 || n == 0) return IoResult::Done(*done);
   if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
   errno = static_cast<int>(-n);
-  return -1;
+  return IoResult::Done(ssize_t{-1});
 }
 
-ssize_t Sock::SendNull(int fd, int flags, std::size_t* done) {
-  const ssize_t n = EngineSend(fd, nullptr, 0, 0, flags, done);
-  if (n < 0) return n;
+IoResult Sock::SendNull(int fd, int flags, std::size_t* done) {
+  const IoResult result = EngineSend(fd, nullptr, 0, 0, flags, done);
+  if (!result.done() || result.bytes < 0) return result;
   errno = EFAULT;
-  return -1;
+  return IoResult::Done(ssize_t{-1});
 }
 
-ssize_t Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
-                       std::size_t* done) {
+IoResult Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
+                        std::size_t* done) {
   // Only what would be put there is a fault, and there nothing is taken.
   std::size_t room = 0;
   int good = 0;
@@ -316,28 +338,28 @@ ssize_t Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
   char byte;
   const iovec one{&byte, 1};
   const int looks = (flags & ~MSG_WAITALL) | MSG_PEEK;
-  ssize_t n = 1;
+  IoResult seen = IoResult::Done(ssize_t{1});
   if (mode() == Mode::kEngine) {
-    n = room == 0
-            ? EngineRecv(fd, &one, 1, 1, looks, done)
-            : EngineRecv(fd, nullptr, 0, room + 1, looks | MSG_TRUNC, done);
+    seen = room == 0
+               ? EngineRecv(fd, &one, 1, 1, looks, done)
+               : EngineRecv(fd, nullptr, 0, room + 1, looks | MSG_TRUNC, done);
   }
-  if (n <= 0) return n;
+  if (!seen.done() || seen.bytes <= 0) return seen;
   *done = 0;
-  if (static_cast<std::size_t>(n) <= room) {
+  if (static_cast<std::size_t>(seen.bytes) <= room) {
     return EngineRecv(fd, iov, good, room, flags & ~MSG_WAITALL, done);
   }
   errno = EFAULT;
-  return -1;
+  return IoResult::Done(ssize_t{-1});
 }
 
 // --- Receiving
 
-ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
-                         int flags, std::size_t* done) {
+IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, std::size_t* done) {
   if (flags & MSG_OOB) [[unlikely]] {
     Pin(base::Reason::kPinnedOption);
-    return kRetry;
+    return IoResult::Retry();
   }
   Critical critical;
   rx_latch.lock();
@@ -350,7 +372,7 @@ ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
     if (n > 0) [[likely]] {
       lane_rx_ += static_cast<std::uint64_t>(n);
       rx_latch.unlock();
-      return n;
+      return IoResult::Done(n);
     }
   }
   if (AwaitsAnswer()) [[unlikely]] {
@@ -361,144 +383,212 @@ ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
   return RecvLatched(fd, iov, count, total, flags, done);
 }
 
-ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
-                          std::size_t total, int flags, std::size_t* done) {
+// One call that receives, in the frame of RecvLatched: cancellation ends it,
+// too.
+struct Sock::RecvCall {
+  RecvCall(Sock* sock, const iovec* iov, int count, std::size_t length,
+           int flags, bool blocks, std::size_t* at)
+      : nothing(length == 0),
+        peek((flags & MSG_PEEK) != 0 || nothing),
+        all((flags & MSG_WAITALL) != 0),
+        drop((flags & MSG_TRUNC) != 0 && !nothing),
+        block(blocks),
+        total(nothing ? 1 : length),
+        done(at),
+        in_place(sock),
+        rest(nothing ? &look : iov, nothing ? 1 : count) {}
+
+  // Where the bytes go.
+  const iovec* to() const { return drop ? nullptr : rest.iov(); }
+  int pieces() const { return drop ? 0 : rest.count(); }
+  // The peer's device may write into that memory while the call waits.
+  bool lends() const { return block && !peek && !drop; }
+
+  // A recv of nothing waits until there is something, as TCP's does.
+  char first;
+  const iovec look{&first, 1};
+  const bool nothing;
+  const bool peek;
+  const bool all;
+  const bool drop;
+  const bool block;
+  const std::size_t total;
+  std::size_t* const done;
+  Wait wait;
+  RecvInPlace in_place;
+  IovRest rest;
+  // How much there was behind *done at the last look.
+  std::size_t left = 0;
+  // Of the last look: bytes, 0 for the end, or an errno as a negative number.
+  ssize_t n = -EAGAIN;
+  // A look has seen TCP's end behind what there is: one more takes all that
+  // came before it.
+  bool last_look = false;
+};
+
+// Reads what the ring alone does not tell: the stream is not on its lane in
+// full, the lane is dead, or a control message lies in it.  No honest peer
+// sends one now; it is Progress's to take, and nothing behind it can be read
+// before. Returns kDone if the call goes on.  Holds the rx latch again on
+// return.
+IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
+  using Status = IoResult::Status;
+  // Between two sleeps the thread is in the call all the same.
+  const bool timed = call.wait.timed;
+  if (timed) rx_sleepers_.fetch_add(1, std::memory_order_relaxed);
+  rx_latch.unlock();
+  tx_latch.lock();
+  rx_latch.lock();
+  if (timed) {
+    const bool joins = JoinsLeft(call.wait, 0);
+    rx_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    if (joins) [[unlikely]] {
+      tx_latch.unlock();
+      return Status::kClosedInUse;
+    }
+  }
+  // A stream that has been closed meanwhile is not at its end: there may be
+  // bytes that a look has shown.
+  const bool gone = GoneSince(call.wait, fd) || (!timed && !IsAt(fd));
+  if (gone || mode() != Mode::kEngine) {
+    tx_latch.unlock();
+    return gone ? Status::kGone : Status::kRetry;
+  }
+  if (stream_->ReadsLane() || call.last_look) stream_->Progress();
+  ssize_t& n = call.n;
+  n = call.drop && !stream_->FastRx()
+          ? Drop(call.left, call.peek)
+          : stream_->Read(call.to(), call.pieces(), call.left, call.peek);
+  if (n > 0 && !call.peek) lane_rx_ += static_cast<std::uint64_t>(n);
+  if (n < 0 && *call.done > 0 && !call.peek) {
+    stream_->KeepError(static_cast<int>(-n));
+  }
+  HandleChanges();
+  if (lane_ == nullptr && stream_->Idle()) PostSettle();
+  tx_latch.unlock();
+  return Status::kDone;
+}
+
+// Reads what there is.  Returns as ReadWithBoth.
+inline IoResult::Status Sock::ReadSome(RecvCall& call, int fd) {
+  call.left = call.total;
+  if (*call.done != 0 && !call.peek) {
+    call.rest.Skip(*call.done);
+    call.left = call.rest.total();
+  }
+  if (call.all && call.lends()) call.in_place.Begin(call.to(), call.left, true);
+  call.n = -EAGAIN;
+  if (stream_->FastRx()) {
+    call.n = stream_->Read(call.to(), call.pieces(), call.left, call.peek);
+    if (call.n > 0 && !call.peek) {
+      lane_rx_ += static_cast<std::uint64_t>(call.n);
+    }
+  }
+  if (call.n == -EAGAIN && (!stream_->FastRx() || lane_->RxPendingQuick() ||
+                            lane_->State() != base::Reason::kNone)) {
+    const IoResult::Status status = ReadWithBoth(call, fd);
+    if (status != IoResult::Status::kDone) return status;
+  }
+  if (call.n == -EAGAIN && rd_shut_) call.n = 0;
+  if (call.n > 0) {
+    *call.done =
+        (call.peek ? 0 : *call.done) + static_cast<std::size_t>(call.n);
+  }
+  // An error takes the place of what an earlier look has seen.
+  if (call.n < 0 && call.n != -EAGAIN && call.peek) *call.done = 0;
+  return IoResult::Status::kDone;
+}
+
+// Whether the call ends with what it has, looks again at once, or waits.
+inline Sock::Turn Sock::NextTurn(RecvCall& call) {
+  const ssize_t n = call.n;
+  const bool more = call.all || call.in_place.GoesOn();
+  if (n >= 0 && (!more || n == 0 || *call.done == call.total)) {
+    return Turn::kEnds;
+  }
+  if (n < 0 && (n != -EAGAIN || !call.block || (*call.done > 0 && !more))) {
+    return Turn::kEnds;
+  }
+  if (n < 0) {
+    call.last_look = false;
+    return Turn::kWaits;
+  }
+  // The kernel's recv ends at the mark of urgent data, too.
+  if (!stream_->FastRx() && AtMark()) return Turn::kEnds;
+  if (!call.peek) return Turn::kLooks;  // MSG_WAITALL: more may be there
+  // A peek waits for all as well, whichever way the rest comes: a switch may be
+  // under way, or a ring be too small and its stream on the way to TCP.
+  if (!call.block || rd_shut_ || stream_->EndsIn(static_cast<std::size_t>(n))) {
+    return Turn::kEnds;
+  }
+  const bool ends = TcpEndsNext();
+  if (ends && call.last_look) return Turn::kEnds;
+  call.last_look = ends;
+  return ends ? Turn::kLooks : Turn::kWaits;
+}
+
+// Waits as WaitRx does, for what the call still wants.
+inline int Sock::WaitForMore(RecvCall& call, std::uint32_t seq) {
+  call.wait.part = *call.done > 0;
+  if (!call.all && call.lends()) {
+    call.in_place.Begin(call.to(), call.left, false);
+  }
+  return call.n > 0                    ? WaitBehind(call.wait, seq)
+         : *call.done > 0 && !call.all ? WaitRest(call.wait, seq)
+                                       : WaitRx(call.wait, seq);
+}
+
+// The call leaves the engine.  What it has peeked at it will see again.
+inline IoResult Sock::LeaveRecv(bool peek, IoResult::Status status,
+                                std::size_t* done) {
+  rx_latch.unlock();
+  if (peek) *done = 0;
+  return {0, status};
+}
+
+IoResult Sock::RecvLatched(int fd, const iovec* iov, int count,
+                           std::size_t total, int flags, std::size_t* done) {
+  using Status = IoResult::Status;
   if (!IsAt(fd)) [[unlikely]] {
-    rx_latch.unlock();
-    if ((flags & MSG_PEEK) != 0) *done = 0;
-    return kGone;
+    return LeaveRecv((flags & MSG_PEEK) != 0, Status::kGone, done);
   }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
-  // As TCP, a recv of nothing waits until there is something.
-  char first;
-  const iovec look{&first, 1};
-  const bool nothing = total == 0;
-  if (nothing) {
-    iov = &look;
-    count = 1;
-    total = 1;
-    flags |= MSG_PEEK;
-    flags &= ~MSG_TRUNC;
-  }
-  const bool peek = (flags & MSG_PEEK) != 0;
-  const bool all = (flags & MSG_WAITALL) != 0;
-  const bool drop = (flags & MSG_TRUNC) != 0;
-  bool last_look = false;
-  Wait wait{.life = Life(), .process = OwnPid()};
-  RecvInPlace in_place(this);
-  IovRest rest(iov, count);
-  ssize_t n;
+  RecvCall call(this, iov, count, total, flags, block, done);
+  call.wait.life = Life();
+  call.wait.process = OwnPid();
   for (;;) {  // the rx latch is held
     if (mode() != Mode::kEngine) {
-      rx_latch.unlock();
-      if (peek) *done = 0;
-      return kRetry;
+      return LeaveRecv(call.peek, Status::kRetry, done);
     }
     const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
-    std::size_t left = total;
-    if (*done != 0 && !peek) {
-      rest.Skip(*done);
-      left = rest.total();
+    if (const Status status = ReadSome(call, fd); status != Status::kDone) {
+      return LeaveRecv(call.peek, status, done);
     }
-    const iovec* to = drop ? nullptr : rest.iov();
-    const int pieces = drop ? 0 : rest.count();
-    const bool lends = block && !peek && !drop;
-    if (all && lends) in_place.Begin(to, left, true);
-    n = -EAGAIN;
-    if (stream_->FastRx()) {
-      n = stream_->Read(to, pieces, left, peek);
-      if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
+    const Turn turn = NextTurn(call);
+    if (turn == Turn::kEnds) break;
+    if (turn == Turn::kLooks) continue;
+    const int w = WaitForMore(call, seq);
+    if (GoneSince(call.wait, fd)) [[unlikely]] {
+      return LeaveRecv(call.peek, Status::kGone, done);
     }
-    // Pending and yet no data: a control message, which no honest peer sends
-    // now, and which is Progress's to take; nothing behind it can be read
-    // before.
-    if (n == -EAGAIN && (!stream_->FastRx() || lane_->RxPendingQuick() ||
-                         lane_->State() != base::Reason::kNone)) {
-      // (Between two sleeps, it is in the call all the same.)
-      if (wait.timed) rx_sleepers_.fetch_add(1, std::memory_order_relaxed);
-      rx_latch.unlock();
-      tx_latch.lock();
-      rx_latch.lock();
-      if (wait.timed) {
-        const bool joins = JoinsLeft(wait, 0);
-        rx_sleepers_.fetch_sub(1, std::memory_order_relaxed);
-        if (joins) [[unlikely]] {
-          rx_latch.unlock();
-          tx_latch.unlock();
-          if (peek) *done = 0;
-          return kLeft;
-        }
-      }
-      // (Nor is a stream that has been closed meanwhile at its end: there may
-      // be bytes that a look has shown.)
-      const bool gone = GoneSince(wait, fd) || (!wait.timed && !IsAt(fd));
-      if (gone || mode() != Mode::kEngine) {
-        rx_latch.unlock();
-        tx_latch.unlock();
-        if (peek) *done = 0;
-        return gone ? kGone : kRetry;
-      }
-      if (stream_->ReadsLane() || last_look) stream_->Progress();
-      n = drop && !stream_->FastRx() ? Drop(left, peek)
-                                     : stream_->Read(to, pieces, left, peek);
-      if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
-      if (n < 0 && *done > 0 && !peek) {
-        stream_->KeepError(static_cast<int>(-n));
-      }
-      HandleChanges();
-      if (lane_ == nullptr && stream_->Idle()) PostSettle();
-      tx_latch.unlock();
-    }
-    if (n == -EAGAIN && rd_shut_) n = 0;
-    if (n > 0) *done = (peek ? 0 : *done) + static_cast<std::size_t>(n);
-    // (An error in place of what an earlier look has seen.)
-    if (n < 0 && n != -EAGAIN && peek) *done = 0;
-    const bool more = all || in_place.GoesOn();
-    if (n >= 0 && (!more || n == 0 || *done == total)) break;
-    if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !more))) break;
-    // (The kernel's ends at the mark of urgent data, too.)
-    if (n > 0 && !stream_->FastRx() && AtMark()) break;
-    if (n > 0 && !peek) continue;  // MSG_WAITALL: more may be there
-    // A peek waits for all as well, whichever way the rest comes: a switch may
-    // be under way, or a ring be too small and its stream on the way to TCP.
-    if (n > 0 &&
-        (!block || rd_shut_ || stream_->EndsIn(static_cast<std::size_t>(n)))) {
-      break;
-    }
-    const bool ends = n > 0 && TcpEndsNext();
-    if (ends && last_look) break;
-    last_look = ends;
-    if (ends) continue;  // once more, with all that came before that
-    wait.part = *done > 0;
-    if (!all && lends) in_place.Begin(to, left, false);
-    const int w = n > 0               ? WaitBehind(wait, seq)
-                  : *done > 0 && !all ? WaitRest(wait, seq)
-                                      : WaitRx(wait, seq);
-    if (GoneSince(wait, fd)) [[unlikely]] {
-      rx_latch.unlock();
-      if (peek) *done = 0;
-      return kGone;
+    if (w == kJoinsLeft) [[unlikely]] {
+      return LeaveRecv(call.peek, Status::kClosedInUse, done);
     }
     if (w != 0) {
-      if (w == kLeft) [[unlikely]] {
-        rx_latch.unlock();
-        if (peek) *done = 0;
-        return kLeft;
-      }
-      n = w;
+      call.n = w;
       break;
     }
   }
   rx_latch.unlock();
-  if (nothing && n > 0) {
+  if (call.nothing && call.n > 0) {
     *done = 0;
-    return 0;
+    return IoResult::Done(ssize_t{0});
   }
-  if (*done > 0) return static_cast<ssize_t>(*done);
-  if (n >= 0) return n;
-  errno = static_cast<int>(-n);
-  return -1;
+  if (*done > 0) return IoResult::Done(*done);
+  if (call.n >= 0) return IoResult::Done(call.n);
+  errno = static_cast<int>(-call.n);
+  return IoResult::Done(ssize_t{-1});
 }
 
 ssize_t Sock::Drop(std::size_t limit, bool peek) {

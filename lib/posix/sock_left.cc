@@ -48,7 +48,7 @@ struct Left {
   bool awake = false;
 };
 thread_local constinit Left tls_left;
-// Of one that has just become one (kLeft).
+// Of one that has just become one (kJoinsLeft).
 struct Joined {
   std::uint64_t deadline_ns = 0;
   int result = 0;
@@ -65,7 +65,8 @@ void CloseLeft(int number) {
 
 }  // namespace
 
-// From kLeft on: a critical section that sleeps interrupt, as that of any call.
+// From kJoinsLeft on: a critical section that sleeps interrupt, as that of any
+// call.
 class Sock::LeftCall {
  public:
   explicit LeftCall(Sock* sock)
@@ -91,15 +92,15 @@ class Sock::LeftCall {
   LeftCall(const LeftCall&) = delete;
   LeftCall& operator=(const LeftCall&) = delete;
 
-  // What there is to say at once; 0: nothing, it goes on.
-  ssize_t Over(std::size_t done) const {
+  // What there is to say at once; ClosedInUse: nothing, it goes on.
+  IoResult Over(std::size_t done) const {
     if (joined_.result == -EINTR) {
-      if (done > 0) return static_cast<ssize_t>(done);
+      if (done > 0) return IoResult::Done(done);
       errno = EINTR;
-      return -1;
+      return IoResult::Done(ssize_t{-1});
     }
     // The kernel makes the call again: what the number names is asked anew.
-    return joined_.handled ? kGone : 0;
+    return joined_.handled ? IoResult::Gone() : IoResult::ClosedInUse();
   }
   // `call()` of the kernel's, which may sleep there; counted as a sleep is.
   template <class Call>
@@ -250,67 +251,71 @@ std::uint64_t Sock::LeftDeadline() const {
                                                           : 0;
 }
 
-ssize_t Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
-                       int flags, std::size_t* done) {
+IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
+                        int flags, std::size_t* done) {
   LeftCall call(this);
-  if (const ssize_t n = call.Over(*done); n != 0) return n;
-  if (Null(iov, count) && (flags & MSG_TRUNC) == 0) return kGone;
+  if (const IoResult over = call.Over(*done); !over.closed_in_use())
+    return over;
+  if (Null(iov, count) && (flags & MSG_TRUNC) == 0) return IoResult::Gone();
   const int number = fd();
   for (;;) {
     const Mode now = mode();
-    ssize_t n;
+    IoResult result = IoResult::Retry();
     if (now == Mode::kEngine) {
       rx_latch.lock();
-      n = RecvLatched(number, iov, count, total, flags, done);
-    } else if (n = now == Mode::kUnread
-                       ? UnreadRecv(number, iov, count, total, flags, done)
-                       : kRetry;
-               n == kRetry && mode() != Mode::kEngine) {
-      InKernel in(this);
-      if (!in.May(number, now)) continue;
-      IovRest rest(iov, count);
-      rest.Skip(*done);
-      msghdr message{};
-      message.msg_iov = const_cast<iovec*>(rest.iov());
-      message.msg_iovlen = static_cast<std::size_t>(rest.count());
-      n = call.InKernelsSleep(&rx_sleepers_, [&] {
-        return real::recvmsg(number, &message, flags);
-      });
-      if ((flags & MSG_PEEK) == 0) in.Received(n);
-      if (*done == 0) return n;
-      return static_cast<ssize_t>(*done) + (n > 0 ? n : 0);
-    }
-    if (n != kRetry) return n;
-  }
-}
-
-ssize_t Sock::SendLeft(const iovec* iov, int count, std::size_t total,
-                       int flags, std::size_t* done) {
-  LeftCall call(this);
-  if (const ssize_t n = call.Over(*done); n != 0) return n;
-  const int number = fd();
-  for (;;) {
-    const Mode now = mode();
-    ssize_t n = kRetry;
-    if (now == Mode::kEngine) {
-      tx_latch.lock();
-      n = SendLatched(number, iov, count, total, flags, done);
+      result = RecvLatched(number, iov, count, total, flags, done);
     } else {
-      InKernel in(this);
-      if (!in.May(number, now)) continue;
-      n = call.InKernelsSleep(&tx_sleepers_, [&] {
-        if (*done > 0) return SendRest(number, iov, count, *done, flags);
+      if (now == Mode::kUnread) {
+        result = UnreadRecv(number, iov, count, total, flags, done);
+      }
+      if (result.retry() && mode() != Mode::kEngine) {
+        InKernel in(this);
+        if (!in.May(number, now)) continue;
         IovRest rest(iov, count);
+        rest.Skip(*done);
         msghdr message{};
         message.msg_iov = const_cast<iovec*>(rest.iov());
         message.msg_iovlen = static_cast<std::size_t>(rest.count());
-        return real::sendmsg(number, &message, flags & ~kLater);
-      });
-      in.Sent(n);
-      if (*done == 0) return n;
-      return static_cast<ssize_t>(*done) + (n > 0 ? n : 0);
+        const ssize_t n = call.InKernelsSleep(&rx_sleepers_, [&] {
+          return real::recvmsg(number, &message, flags);
+        });
+        if ((flags & MSG_PEEK) == 0) in.Received(n);
+        if (*done == 0) return IoResult::Done(n);
+        return IoResult::Done(static_cast<ssize_t>(*done) + (n > 0 ? n : 0));
+      }
     }
-    if (n != kRetry) return n;
+    if (!result.retry()) return result;
+  }
+}
+
+IoResult Sock::SendLeft(const iovec* iov, int count, std::size_t total,
+                        int flags, std::size_t* done) {
+  LeftCall call(this);
+  if (const IoResult over = call.Over(*done); !over.closed_in_use())
+    return over;
+  const int number = fd();
+  for (;;) {
+    const Mode now = mode();
+    if (now == Mode::kEngine) {
+      tx_latch.lock();
+      const IoResult result =
+          SendLatched(number, iov, count, total, flags, done);
+      if (!result.retry()) return result;
+      continue;
+    }
+    InKernel in(this);
+    if (!in.May(number, now)) continue;
+    const ssize_t n = call.InKernelsSleep(&tx_sleepers_, [&] {
+      if (*done > 0) return SendRest(number, iov, count, *done, flags);
+      IovRest rest(iov, count);
+      msghdr message{};
+      message.msg_iov = const_cast<iovec*>(rest.iov());
+      message.msg_iovlen = static_cast<std::size_t>(rest.count());
+      return real::sendmsg(number, &message, flags & ~kLater);
+    });
+    in.Sent(n);
+    if (*done == 0) return IoResult::Done(n);
+    return IoResult::Done(static_cast<ssize_t>(*done) + (n > 0 ? n : 0));
   }
 }
 

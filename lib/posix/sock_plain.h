@@ -171,24 +171,25 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
   std::size_t done = 0;
   for (;;) {
     if (wanted_.load(std::memory_order_relaxed)) [[unlikely]] {
-      const ssize_t n = HeldSend(fd, iov, count, total, flags, &done);
-      if (n != kRetry) return n;
+      const IoResult held = HeldSend(fd, iov, count, total, flags, &done);
+      if (!held.retry()) return held.bytes;
     }
     if (mode() == Mode::kEngine) {
-      ssize_t n = Null(iov, count)
-                      ? SendNull(fd, flags, &done)
-                      : EngineSend(fd, iov, count, total, flags, &done);
-      if (n >= -1) [[likely]]
-        return n;
-      if (n == kLeft) n = SendLeft(iov, count, total, flags, &done);
-      if (n == kGone) {
+      IoResult result = Null(iov, count)
+                            ? SendNull(fd, flags, &done)
+                            : EngineSend(fd, iov, count, total, flags, &done);
+      if (result.done()) [[likely]]
+        return result.bytes;
+      if (result.closed_in_use())
+        result = SendLeft(iov, count, total, flags, &done);
+      if (result.gone()) {
         Sock* const other = LookupHere(fd);
         if (other == this) continue;
         if (done > 0) return static_cast<ssize_t>(done);
         return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
                                 : raw();
       }
-      if (n != kRetry) return n;
+      if (!result.retry()) return result.bytes;
       if (done == 0) continue;
     }
     ssize_t n;
@@ -232,22 +233,23 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     // (Urgent data and errors are never read ahead.)
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
-      ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
-                      ? RecvNull(fd, iov, count, flags, &done)
-                  : now == Mode::kEngine
-                      ? EngineRecv(fd, iov, count, total, flags, &done)
-                      : UnreadRecv(fd, iov, count, total, flags, &done);
-      if (n >= -1) [[likely]]
-        return n;
-      if (n == kLeft) n = RecvLeft(iov, count, total, flags, &done);
-      if (n == kGone) {
+      IoResult result = Null(iov, count) && (flags & MSG_TRUNC) == 0
+                            ? RecvNull(fd, iov, count, flags, &done)
+                        : now == Mode::kEngine
+                            ? EngineRecv(fd, iov, count, total, flags, &done)
+                            : UnreadRecv(fd, iov, count, total, flags, &done);
+      if (result.done()) [[likely]]
+        return result.bytes;
+      if (result.closed_in_use())
+        result = RecvLeft(iov, count, total, flags, &done);
+      if (result.gone()) {
         Sock* const other = LookupHere(fd);
         if (other == this) continue;
         if (done > 0) return static_cast<ssize_t>(done);
         return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
                                 : raw();
       }
-      if (n != kRetry) return n;
+      if (!result.retry()) return result.bytes;
       continue;
     }
     ssize_t n;

@@ -79,8 +79,8 @@ void Sock::Disconnected() {
   EndUnreadLatched();
 }
 
-ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
-                         std::size_t total, int flags, std::size_t* done) {
+IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
+                          std::size_t total, int flags, std::size_t* done) {
   Critical critical;
   rx_latch.lock();
   // (With the last of it the stream may take a lane, whose offsets are to have
@@ -88,7 +88,7 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
   const InKernel in(this);
   if (!IsAt(number)) {
     rx_latch.unlock();
-    return kGone;
+    return IoResult::Gone();
   }
   std::size_t n = 0;
   int error = 0;
@@ -112,12 +112,12 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
         message.msg_iovlen = static_cast<std::size_t>(count);
         const ssize_t m =
             ::syscall(SYS_recvmsg, number, &message, flags | MSG_DONTWAIT);
-        if (m <= 0) return kRetry;  // another thread's by now
+        if (m <= 0) return IoResult::Retry();  // another thread's by now
         if ((flags & MSG_PEEK) == 0) {
           rx_raw_.fetch_add(static_cast<std::uint64_t>(m),
                             std::memory_order_relaxed);
         }
-        return m;
+        return IoResult::Done(m);
       }
       if (n == 0 && *done == 0) error = unread_.TakeError();
       failed = unread_.Failed();
@@ -127,23 +127,24 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
   rx_latch.unlock();
   if (error != 0) {
     errno = error;
-    return -1;
+    return IoResult::Done(ssize_t{-1});
   }
   if (n == 0 && fault && *done == 0) {
     errno = EFAULT;
-    return -1;
+    return IoResult::Done(ssize_t{-1});
   }
   if (n == 0) {
-    if (failed || fault) return static_cast<ssize_t>(*done);
-    if (total > *done || mode() != Mode::kUnread) return kRetry;
-    return static_cast<ssize_t>(*done);
+    if (failed || fault) return IoResult::Done(*done);
+    if (total > *done || mode() != Mode::kUnread) return IoResult::Retry();
+    return IoResult::Done(*done);
   }
   if ((flags & MSG_PEEK) == 0) {
     rx_raw_.fetch_add(n, std::memory_order_relaxed);
   }
   *done += n;
-  if (*done == total || fault) return static_cast<ssize_t>(*done);
-  if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL) return kRetry;
+  if (*done == total || fault) return IoResult::Done(*done);
+  if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL)
+    return IoResult::Retry();
   // What the kernel has goes with it, as it would in one queue: a reader may
   // take a short answer for the end of what there is.
   int more = 0;
@@ -157,7 +158,7 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
       *done += static_cast<std::size_t>(m);
     }
   }
-  return static_cast<ssize_t>(*done);
+  return IoResult::Done(*done);
 }
 
 int Sock::TakeKept() {

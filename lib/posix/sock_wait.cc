@@ -164,7 +164,7 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
   do {
     if (lane_->Writable() > 0) return 0;
     if (tx_latch.Contended()) {
-      if (GiveWay(wait, true)) return kLeft;
+      if (GiveWay(wait, true)) return kJoinsLeft;
       if (wait.life != Life() || mode() != Mode::kEngine ||
           !stream_->FastTx()) {
         return 0;
@@ -184,7 +184,7 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
   do {
     if (lane_->RxPendingQuick()) return 0;
     if (rx_latch.Contended()) {
-      if (GiveWay(wait, false)) return kLeft;
+      if (GiveWay(wait, false)) return kJoinsLeft;
       if (wait.life != Life() || mode() != Mode::kEngine ||
           !stream_->ReadsLane()) {
         return 0;
@@ -306,10 +306,10 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     if (is_left) [[unlikely]] {
       WakesLeft();
     } else if (JoinsLeft(wait, result)) {
-      result = kLeft;
+      result = kJoinsLeft;
     }
   }
-  if (result == kLeft || result == -EINTR) return result;
+  if (result == kJoinsLeft || result == -EINTR) return result;
   // Behind a handler with SA_RESTART the kernel makes a call anew that has
   // moved nothing: that handler does not end what it moves later.
   if (!wait.part) wait.any = self.any;
