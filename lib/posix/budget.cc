@@ -257,7 +257,8 @@ Pace Remote::Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops) {
   return pace;
 }
 
-// For the end that connects, before it asks its conductor; seeking_ is its own.
+// For the end that connects, before it asks its conductor; the search is its
+// own.
 bool Sock::RoomForRemote() {
   if (role_ == stream::Role::kAcceptor) return true;
   const std::uint64_t now = base::NowNs();

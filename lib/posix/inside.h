@@ -19,7 +19,7 @@ class Sock;
 // for marks.  The fence, membarrier's, falls into the call's thread either
 // before its store, so that what it looks at is as the other has left it; or
 // after, and then the mark is seen.  The same at the end: a mark is cleared,
-// and then wanted_ looked at, which has been set before the fence.
+// and then LaneState::Wanted asked, which has been so before the fence.
 //
 // Marks are their thread's own, as errno is.  Where a thread shares that with
 // the one that made it (clone() without CLONE_SETTLS), either could clear the
