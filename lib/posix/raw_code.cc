@@ -281,7 +281,7 @@ void BeforeUnseenOpen() {
     verdict.UnseenOpen(base::NowNs());
   }
   // A stream begins its search or sets its mode, and asks for the verdict
-  // behind that.  Here the verdict has changed before the streams are looked at.
+  // behind that.  Here the verdict has changed before the streams are asked.
   // So one of the two sees the other.
   base::FullFence();
   const std::uint64_t deadline = Sock::LeaveDeadline();
