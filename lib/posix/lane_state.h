@@ -124,12 +124,14 @@ class LaneState {
       {Event::kPin, State::kHoping, State::kSeeking},
   };
 
-  // Flags of the word.  They are no states, since each is set in several:
-  // a stream is pinned while it is on its lane, which it leaves then, and a pin
-  // may end, as that of an exec that fails;
+  // Flags of the word.  They are no states, since each is set in several.
+  //
+  // It is bound to TCP.  A stream is pinned while it is on its lane, which it
+  // then leaves.  A pin may end: that of an exec that fails, or of a policy.
   static constexpr std::uint16_t kPinned = 1 << 7;
-  // a stream leaves before its lane has come, which it takes, if both ends have
-  // agreed to it, only to leave it.
+  // Somebody who does not know the stream waits until it is on TCP: bytes read
+  // ahead do not hold it.  A stream may leave before its lane has come.  It
+  // takes a lane that both ends have agreed to, only to leave it.
   static constexpr std::uint16_t kLeaving = 1 << 8;
   static constexpr State StateOf(unsigned word) {
     return static_cast<State>(word & ~unsigned{kPinned | kLeaving});
@@ -199,8 +201,8 @@ class LaneState {
   bool AtOnce() const { return at_once_.load(kWeak); }
   void SetAtOnce() { at_once_.store(true, kWeak); }
   bool TakeAtOnce() { return at_once_.exchange(false, kWeak); }
-  // An option has pinned it that accepted sockets inherit: a listener has this
-  // for them, though no pin can end.
+  // An option that accepted sockets inherit has pinned it.  A listener keeps
+  // this for them.
   bool PinnedByOption() const { return pinned_by_option_.load(kWeak); }
   void SetPinnedByOption() { pinned_by_option_.store(true, kWeak); }
 
