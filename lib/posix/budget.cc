@@ -259,8 +259,7 @@ Pace Remote::Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops) {
   return pace;
 }
 
-// For the connecting end, before it asks its conductor.  The caller has set
-// seeking_.
+// For the connecting end, before it asks its conductor.  Its search has begun.
 bool Sock::RoomForRemote() {
   if (role_ == stream::Role::kAcceptor) return true;
   const std::uint64_t now = base::NowNs();

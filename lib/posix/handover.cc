@@ -410,7 +410,7 @@ void TakeHolding(int number) {
   const Found found = TakeConnection(inode, kMaxFds, [&](int fd) {
     return sock = Sock::Inherited(number, fd);
   });
-  if (sock != nullptr) sock->SetEligible(true);
+  if (sock != nullptr) sock->AllowLane();
   if (found == Found::kNo) all->Leave();
   RCSOCK_LOG(2, "connection %d: %s, %x have it", number,
              found == Found::kYes ? "inherited" : "not inherited",

@@ -93,7 +93,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
       } else {
         sock->InheritFromUnknown(fd);
       }
-      sock->SetEligible(true);
+      sock->AllowLane();
       Bind(fd, sock);
       if (Sock* bound = LookupSock(fd)) bound->SeekIfWorth();
     }
@@ -238,7 +238,7 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
     }
     sock->SetRole(stream::Role::kConnector);
     sock->SetPeer(fd, address, length);
-    sock->SetEligible(true);
+    sock->AllowLane();
     if (result == 0) sock->SeekIfWorth();
     errno = saved;
   }

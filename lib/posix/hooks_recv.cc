@@ -153,10 +153,10 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   // look.  An invalid length it refuses.
   if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
     return RealRead(fd, to, length);
-  if (!Engine(sock)) {
-    if (sock->Kernels()) return KernelRead(fd, to, length, sock);
-    if (sock->OnTcp()) return PlainRead(fd, to, length, sock);
-  }
+  const LaneState::Call whose = sock->WhoseCall();
+  if (whose == LaneState::Call::kKernels)
+    return KernelRead(fd, to, length, sock);
+  if (whose == LaneState::Call::kPlain) return PlainRead(fd, to, length, sock);
   return QuickRecvs(sock, to, length) ? EngineRead(fd, to, length, sock)
                                       : LongRead(fd, to, length, sock);
 }
@@ -167,9 +167,14 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
     return LaneRecv(fd, to, length, flags, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealRecv(fd, to, length, flags);
-  if ((flags & ~kPlainRecv) == 0 && !Engine(sock)) {
-    if (sock->Kernels()) return KernelRecv(fd, to, length, flags, sock);
-    if (sock->OnTcp()) return PlainRecv(fd, to, length, flags, sock);
+  if ((flags & ~kPlainRecv) == 0) {
+    const LaneState::Call whose = sock->WhoseCall();
+    if (whose == LaneState::Call::kKernels) {
+      return KernelRecv(fd, to, length, flags, sock);
+    }
+    if (whose == LaneState::Call::kPlain) {
+      return PlainRecv(fd, to, length, flags, sock);
+    }
   }
   return (flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)
              ? EngineRecv(fd, to, length, flags, sock)

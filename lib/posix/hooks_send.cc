@@ -237,10 +237,11 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     return LaneWrite(fd, from, length, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealWrite(fd, from, length);
-  if (!Engine(sock)) {
-    if (sock->Kernels()) return KernelWrite(fd, from, length, sock);
-    if (sock->OnTcp()) return PlainWrite(fd, from, length, sock);
-  }
+  const LaneState::Call whose = sock->WhoseCall();
+  if (whose == LaneState::Call::kKernels)
+    return KernelWrite(fd, from, length, sock);
+  if (whose == LaneState::Call::kPlain)
+    return PlainWrite(fd, from, length, sock);
   return QuickSends(sock, from, length) ? EngineWrite(fd, from, length, sock)
                                         : LongWrite(fd, from, length, sock);
 }
@@ -252,9 +253,14 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   }
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealSend(fd, from, length, flags);
-  if ((flags & ~kPlainSend) == 0 && !Engine(sock)) {
-    if (sock->Kernels()) return KernelSend(fd, from, length, flags, sock);
-    if (sock->OnTcp()) return PlainSend(fd, from, length, flags, sock);
+  if ((flags & ~kPlainSend) == 0) {
+    const LaneState::Call whose = sock->WhoseCall();
+    if (whose == LaneState::Call::kKernels) {
+      return KernelSend(fd, from, length, flags, sock);
+    }
+    if (whose == LaneState::Call::kPlain) {
+      return PlainSend(fd, from, length, flags, sock);
+    }
   }
   return (flags & kNotQuick) == 0 && QuickSends(sock, from, length)
              ? EngineSend(fd, from, length, flags, sock)

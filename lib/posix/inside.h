@@ -20,8 +20,8 @@ class Sock;
 // looks at marks.  Its fence, membarrier's, falls into the calling thread
 // either before its store or after.  If before, the call sees what the
 // forbidding thread stored.  If after, the forbidding thread sees the mark.
-// The end of a call is alike: it clears its mark, then looks at wanted_, which
-// was set before the fence.
+// The end of a call is alike: it clears its mark, then asks LaneState::Wanted,
+// which was set before the fence.
 //
 // Marks are their thread's own, as errno is.  If two threads share thread-local
 // storage (clone() without CLONE_SETTLS), either could clear the other's marks.

@@ -280,9 +280,9 @@ void BeforeUnseenOpen() {
     const base::LatchGuard lock(latch);
     verdict.UnseenOpen(base::NowNs());
   }
-  // A stream sets seeking_ or its mode, and asks for the verdict behind that.
-  // Here the verdict has changed before the streams are looked at.  So one of
-  // the two sees the other.
+  // A stream begins its search or sets its mode, and asks for the verdict
+  // behind that.  Here the verdict has changed before the streams are asked.
+  // So one of the two sees the other.
   base::FullFence();
   const std::uint64_t deadline = Sock::LeaveDeadline();
   ForEachSock([&](Sock* sock) {

@@ -142,8 +142,8 @@ bool Sock::Describe(SnapshotStream* to) {
   to->lane_rx_bytes = traffic.lane_rx;
   to->lane_kind = lane_kind_ == lane::Kind::kRdma ? SnapshotLane::kRdma
                                                   : SnapshotLane::kShm;
-  to->state = seeking_.load(std::memory_order_relaxed) ? SnapshotState::kSeeking
-                                                       : SnapshotState::kTcp;
+  to->state =
+      lane_state_.Seeking() ? SnapshotState::kSeeking : SnapshotState::kTcp;
   if (mode() == Mode::kEngine && lane_ != nullptr) {
     to->state = OnLane() ? SnapshotState::kOnLane : SnapshotState::kSwitching;
     if (OnLane()) to->lane = to->lane_kind;

@@ -166,23 +166,18 @@ void Sock::Reset() {
   rx_latch.AssertUnshared();
   mode_.Write(tx_latch, rx_latch)
       .store(Mode::kPlain, std::memory_order_relaxed);
-  wanted_.store(false, std::memory_order_relaxed);
-  eligible_.store(false, std::memory_order_relaxed);
-  may_adopt_.store(false, std::memory_order_relaxed);
-  never_.store(false, std::memory_order_relaxed);
-  pinned_.store(false, std::memory_order_relaxed);
-  option_pinned_.store(false, std::memory_order_relaxed);
+  lane_state_.Reset();
   ancillary_.store(0, std::memory_order_relaxed);
   zero_copy_on_.store(false, std::memory_order_relaxed);
   policy_.store(Policy::kAuto, std::memory_order_relaxed);
-  leaving_.store(false, std::memory_order_relaxed);
+  leaving_since_ns_ = 0;
+  leaving_why_ = Reason::kNone;
   given_away_.store(0, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
   half_closed_.Write(tx_latch, rx_latch) = false;
   exec_left_ = false;
   exec_resets_ = false;
-  seeking_.store(false, std::memory_order_relaxed);
   closed_.store(false, std::memory_order_relaxed);
   fd_.store(-1, std::memory_order_relaxed);
   tx_raw_.store(0, std::memory_order_relaxed);
@@ -195,9 +190,6 @@ void Sock::Reset() {
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
   service_.store(0, std::memory_order_relaxed);
-  at_once_.store(false, std::memory_order_relaxed);
-  hopeful_.store(false, std::memory_order_relaxed);
-  agreed_.store(false, std::memory_order_relaxed);
   hold_end_ns_.store(0, std::memory_order_relaxed);
   held_ns_.store(0, std::memory_order_relaxed);
   hold_place_.store(0, std::memory_order_relaxed);
@@ -272,6 +264,7 @@ void Sock::Unref() {
     EndUnreadLatched();
     ForgetCompletions();
     SetMode(Mode::kPlain);
+    lane_state_.Step(LaneState::Event::kStay);
     stream = std::move(stream_.Write(tx_latch, rx_latch));
     quick_.may_send = quick_.may_receive = false;
     lane = std::move(lane_.Write(tx_latch, rx_latch));
@@ -380,21 +373,21 @@ void Sock::ApplyRules(int fd, const sockaddr* address) {
 void Sock::NeverLeavesTcp(Reason reason) {
   RCSOCK_LOG(1, "fd %d: stays on TCP: %s", fd(), base::ReasonKey(reason));
   reason_ = reason;
-  never_.store(true, std::memory_order_relaxed);
+  lane_state_.Step(LaneState::Event::kForbid);
 }
 
-void Sock::SetEligible(bool eligible) {
-  if (eligible) connected_.store(true, std::memory_order_relaxed);
-  if (eligible && never_.load(std::memory_order_relaxed)) return;
-  if (eligible && ProcessPinned() != Reason::kNone) {
+void Sock::AllowLane() {
+  connected_.store(true, std::memory_order_relaxed);
+  if (lane_state_.Never()) return;
+  if (ProcessPinned() != Reason::kNone) {
     NeverLeavesTcp(ProcessPinned());
     return;
   }
-  if (eligible && !terms_.shm && !terms_.rdma) {
+  if (!terms_.shm && !terms_.rdma) {
     NeverLeavesTcp(Reason::kPolicy);
     return;
   }
-  if (eligible && SeeksRemote()) {
+  if (SeeksRemote()) {
     // A local peer that shm may not reach: rdma is what the user asked for.
     if (!terms_.rdma) {
       reason_ = Reason::kPolicy;
@@ -405,10 +398,9 @@ void Sock::SetEligible(bool eligible) {
       return;
     }
   }
-  if (eligible && pinned_.load(std::memory_order_relaxed)) return;
-  if (eligible) Foresee();
-  may_adopt_.store(eligible, std::memory_order_seq_cst);
-  eligible_.store(eligible, std::memory_order_relaxed);
+  if (lane_state_.Pinned()) return;
+  Foresee();
+  lane_state_.Step(LaneState::Event::kConnect);
 }
 
 void Sock::SetListening(int fd) {
@@ -429,8 +421,7 @@ void Sock::Foresee() {
   if (policy() != Policy::kAuto || SeeksRemote() || ops() != 0) return;
   const Prospect::Promise promise =
       Prospect::Of(service_.load(std::memory_order_relaxed));
-  hopeful_.store(promise == Prospect::Promise::kMuch,
-                 std::memory_order_relaxed);
+  lane_state_.SetHopeful(promise == Prospect::Promise::kMuch);
   if (config.promote_given || terms_.promote_ops != config.terms.promote_ops) {
     return;
   }
@@ -440,7 +431,7 @@ void Sock::Foresee() {
       break;
     case Prospect::Promise::kMuch:
       next_ops_.store(1, std::memory_order_relaxed);
-      at_once_.store(true, std::memory_order_relaxed);
+      lane_state_.SetAtOnce();
       break;
     case Prospect::Promise::kUnknown:
       break;
@@ -474,7 +465,7 @@ void Sock::Inherit(const Sock& listener) {
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
   ancillary_.store(listener.ancillary_.load(std::memory_order_relaxed),
                    std::memory_order_relaxed);
-  if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
+  if (listener.lane_state_.PinnedByOption()) PinByOption();
   if (listener.zero_copy_on_.load(std::memory_order_relaxed)) SetZeroCopy(true);
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
 }

@@ -66,20 +66,18 @@ class Sock final : public SockLayout {
   // the life of the connection.  (sock_plain.h, as all that is inline of such a
   // call.)
   class InKernel;
-  // It is on TCP and waits for no lane: a call without flags that matter to it
-  // is the kernel's, if InKernel::May.
-  bool OnTcp() const {
-    return mode() == Mode::kPlain && !wanted_.load(std::memory_order_relaxed);
+  // Whose a call is that has no flags that matter to it: the kernel's alone
+  // (Kernels), the kernel's if InKernel::May, or neither for certain: the
+  // engine may have the stream, or it waits for a lane.
+  LaneState::Call WhoseCall() const {
+    return mode() == Mode::kPlain ? lane_state_.ForCall()
+                                  : LaneState::Call::kWanted;
   }
   // It may get a lane, or is looking for one.
-  bool MayLeaveTcp() const {
-    return eligible_.load(std::memory_order_relaxed) ||
-           seeking_.load(std::memory_order_relaxed);
-  }
+  bool MayLeaveTcp() const { return lane_state_.MayLeaveTcp(LaneState::kWeak); }
   // A lane may take what is sent next, even if none has it now.
   bool MayTakeLane() const {
-    return mode() == Mode::kEngine ||
-           (MayLeaveTcp() && !pinned_.load(std::memory_order_relaxed));
+    return mode() == Mode::kEngine || lane_state_.MayTakeLane(LaneState::kWeak);
   }
   // Whether rcsock carries out the requests of io_uring on it.  A connection
   // that has got no lane by then is the kernel's.
@@ -99,7 +97,7 @@ class Sock final : public SockLayout {
   // No lane will ever come, and nothing is left over from one: Sent or Received
   // of what the call itself says is all there is to do, and says it again.
   bool Kernels() const {
-    return never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain;
+    return lane_state_.Never(LaneState::kWeak) && mode() == Mode::kPlain;
   }
   ssize_t Sent(ssize_t n);
   ssize_t Received(ssize_t n);
@@ -263,7 +261,7 @@ class Sock final : public SockLayout {
   void SetRole(stream::Role role) { role_ = role; }
   // Pin() for an option that accepted sockets inherit.
   void PinByOption() {
-    option_pinned_.store(true, std::memory_order_relaxed);
+    lane_state_.SetPinnedByOption();
     Pin(base::Reason::kPinnedOption);
   }
   bool HasLocalPeer() const {
@@ -274,7 +272,7 @@ class Sock final : public SockLayout {
   // It has just been connected, and its number is known: where connections of
   // its kind are worth a lane it looks for one at once.
   void SeekIfWorth() {
-    if (at_once_.load(std::memory_order_relaxed)) [[unlikely]]
+    if (lane_state_.AtOnce()) [[unlikely]]
       SeekAfterCall();
   }
   // What an accepted socket has from its listener.
@@ -285,8 +283,9 @@ class Sock final : public SockLayout {
   // By the kernel's word: an interposer behind this one (libsocket_wrapper,
   // mptcpize) makes something else of what the program has asked for.
   static bool IsTcp(int number);
-  // A stream takes part only when it is connected; New() starts with `false`.
-  void SetEligible(bool eligible);
+  // It is connected, or what kept it on TCP is over: a search may begin, unless
+  // something speaks against it.
+  void AllowLane();
 
   // A thread is about to wait in the kernel for a stream that is on TCP.
   // Adoption would take what it waits for out of its sight, so it comes after.
@@ -456,7 +455,7 @@ class Sock final : public SockLayout {
   // parent's.
   void ForgetLeft();
   bool Engaged() const {
-    return mode() == Mode::kEngine || seeking_.load(std::memory_order_acquire);
+    return mode() == Mode::kEngine || lane_state_.Seeking();
   }
   // Pin(), until Unpin(): for an exec that may fail.
   // Its end is a reset, which the kernel does not know of yet.
@@ -533,8 +532,9 @@ class Sock final : public SockLayout {
   }
   // kUnread, or kPlain again: only who receives asks which of the two it is.
   void SetUnread(bool unread) RC_REQUIRES(rx_latch);
-  // I-LANE-1, by who has one of the latches.
+  // I-LANE-1 and I-LANE-2, by who has one of the latches.
   void CheckQuick() const {
+    RC_DCHECK(lane_state_.InEngine() == (mode() == Mode::kEngine));
     RC_DCHECK(!(quick_.may_send || quick_.may_receive) ||
               (mode() == Mode::kEngine && stream_.get() != nullptr &&
                lane_.get() != nullptr));
@@ -574,6 +574,8 @@ class Sock final : public SockLayout {
   // --- Looking for a lane, and adoption (sock_seek.cc, sock_control.cc)
   [[gnu::noinline]] void SeekAfterCall();
   void StartSeek();
+  // One that goes on is over, without a lane.
+  void EndSearchLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Its lane would be an rdma one.
   bool SeeksRemote() const;
   void CancelSeek() RC_EXCLUDES(interest_latch);
@@ -581,7 +583,7 @@ class Sock final : public SockLayout {
   // latch held.
   [[gnu::noinline]] void LookForAnswer() RC_EXCLUDES(tx_latch, rx_latch);
   bool AwaitsAnswer() const {
-    return seeking_.load(std::memory_order_relaxed) &&
+    return lane_state_.Seeking(LaneState::kWeak) &&
            local_peer_.load(std::memory_order_relaxed);
   }
   bool NobodyInside() const;

@@ -198,13 +198,13 @@ int Sock::CloseLast(int number, const Successor& next) {
   const base::NoCancel no_cancel;
   if (int left; LeaveToCalls(number, next, &left)) return left;
   closed_.store(true, std::memory_order_seq_cst);
-  eligible_.store(false, std::memory_order_relaxed);
+  lane_state_.Step(LaneState::Event::kHalt);
   Conductor* conductor = Conductor::IfRunning();
   // (TryAdopt has been before, or finds it closed.)  The registrations of one
   // that has just been adopted are the kernel's still, and the conductor may
   // keep the open file: its sets would tell of who has been closed.  So they
   // would while a call of the conductor's for one that seeks holds the file.
-  const bool sought = seeking_.load(std::memory_order_seq_cst);
+  const bool sought = lane_state_.Seeking();
   // What SO_LINGER asks for is done once no latch is held: until then this
   // number is not the last.  (Without room for another one nobody waits, and
   // nobody waits in the conductor's thread, which closes what was closed while
@@ -221,11 +221,14 @@ int Sock::CloseLast(int number, const Successor& next) {
   const bool adopted = mode() == Mode::kEngine;
   tx_latch.unlock();
   InterestsDrop(this, -1, adopted || sought ? number : -1);
-  if (seeking_.exchange(false) && conductor != nullptr) conductor->Cancel(this);
+  if (lane_state_.Step(LaneState::Event::kStop) && conductor != nullptr) {
+    conductor->Cancel(this);
+  }
   AwaitBorrowers();
   tx_latch.lock();
   rx_latch.lock();
-  wanted_.store(false, std::memory_order_seq_cst);
+  // (Whoever gave a search up meanwhile had not seen yet that it is closed.)
+  lane_state_.Step(LaneState::Event::kHalt);
   WakeHeld();
   int result, error;
   int over = -1;
@@ -379,9 +382,7 @@ void Sock::LoseFd(int number) {
   // A registration belongs to the open description: it outlives its number.  In
   // the kernel's set it could then not be moved: such a stream stays on TCP.
   if (mode() == Mode::kPlain && InterestsNamed(this, number)) {
-    pinned_.store(true, std::memory_order_seq_cst);
-    eligible_.store(false, std::memory_order_seq_cst);
-    wanted_.store(false, std::memory_order_seq_cst);
+    lane_state_.Step(LaneState::Event::kPin);
     reason_ = Reason::kPinnedOption;
   }
   // Of two that are closed at once each looks, with the latches, behind its
@@ -406,11 +407,14 @@ void Sock::Vanished() {
   Critical critical;
   closed_.store(true, std::memory_order_seq_cst);
   InterestsDrop(this, -1);
-  eligible_.store(false, std::memory_order_relaxed);
+  lane_state_.Step(LaneState::Event::kHalt);
   Conductor* conductor = Conductor::IfRunning();
-  if (seeking_.exchange(false) && conductor != nullptr) conductor->Cancel(this);
+  if (lane_state_.Step(LaneState::Event::kStop) && conductor != nullptr) {
+    conductor->Cancel(this);
+  }
   tx_latch.lock();
   rx_latch.lock();
+  lane_state_.Step(LaneState::Event::kHalt);
   if (watched_ && conductor != nullptr) conductor->Unwatch(fd());
   watched_ = false;
   WakeHeld();
@@ -465,6 +469,7 @@ void Sock::Finish(bool reset) {
     }
     quick_.may_send = quick_.may_receive = false;
     SetMode(Mode::kPlain);
+    lane_state_.Step(LaneState::Event::kStay);
     WakeRx();
     WakeTx();
   }

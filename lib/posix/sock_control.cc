@@ -51,16 +51,16 @@ void Sock::SetPolicy(Policy policy) {
   const Policy before = policy_.exchange(policy, std::memory_order_relaxed);
   if (policy == Policy::kTcp) {
     // A stream that is pinned for a reason of its own keeps that.
-    if (!pinned_.load(std::memory_order_relaxed)) Pin(Reason::kPolicy);
+    if (!lane_state_.Pinned()) Pin(Reason::kPolicy);
     return;
   }
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
   const bool unpin = before == Policy::kTcp && reason_ == Reason::kPolicy &&
-                     !never_.load(std::memory_order_relaxed);
+                     !lane_state_.Never();
   if (unpin) {
-    pinned_.store(false, std::memory_order_seq_cst);
+    lane_state_.Step(LaneState::Event::kUnpin);
     reason_ = Reason::kShortLived;
   }
   if (policy == Policy::kEager) {
@@ -71,18 +71,17 @@ void Sock::SetPolicy(Policy policy) {
   const bool look = unpin && connected_.load(std::memory_order_relaxed);
   rx_latch.unlock();
   tx_latch.unlock();
-  if (look) SetEligible(true);
+  if (look) AllowLane();
 }
 
 int Sock::PromoteNow() {
   if (!connected_.load(std::memory_order_relaxed)) return ENOTCONN;
-  if (OnLane() || seeking_.load(std::memory_order_acquire)) return 0;
+  if (OnLane() || lane_state_.Seeking()) return 0;
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  const bool may = mode() == Mode::kPlain &&
-                   !never_.load(std::memory_order_relaxed) &&
-                   !pinned_.load(std::memory_order_relaxed) &&
+  const bool may = mode() == Mode::kPlain && !lane_state_.Never() &&
+                   !lane_state_.Pinned() &&
                    !closed_.load(std::memory_order_relaxed);
   const bool engine = mode() == Mode::kEngine;
   if (may) attempts_ = 0;
@@ -90,8 +89,9 @@ int Sock::PromoteNow() {
   tx_latch.unlock();
   if (engine) return 0;  // on its way to a lane or from one
   if (!may) return EPERM;
-  SetEligible(true);
-  if (!eligible_.load(std::memory_order_relaxed)) return EPERM;
+  AllowLane();
+  // (Another thread may begin the search.)
+  if (!MayLeaveTcp()) return EPERM;
   StartSeek();
   return 0;
 }

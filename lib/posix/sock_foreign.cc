@@ -111,7 +111,7 @@ Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
     Sock* sock = New(stream::Role::kConnector, false);
     if (sock == nullptr) return nullptr;
     sock->connected_.store(true, std::memory_order_relaxed);
-    sock->never_.store(true, std::memory_order_relaxed);
+    sock->lane_state_.Step(LaneState::Event::kForbid);
     sock->reason_ = reason;
     sock->inherited_ = true;
     sock->GivenAway();

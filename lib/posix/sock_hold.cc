@@ -58,10 +58,7 @@ bool Sock::MayHold(int flags) const {
 }
 
 bool Sock::AwaitsLane() const {
-  return seeking_.load(std::memory_order_seq_cst) &&
-         (hopeful_.load(std::memory_order_relaxed) ||
-          agreed_.load(std::memory_order_relaxed)) &&
-         !SeeksRemote() && !pinned_.load(std::memory_order_relaxed) &&
+  return lane_state_.AwaitsLane() && !SeeksRemote() &&
          !closed_.load(std::memory_order_relaxed);
 }
 
@@ -93,9 +90,8 @@ void Sock::Bulky() {
   if (limit != 0) limit = std::min(limit, Prospect::HoldNs(place));
   Latched latched(this);
   if (hold_end_ns_.load(std::memory_order_relaxed) != 0 ||
-      wanted_.load(std::memory_order_relaxed) ||
-      !seeking_.load(std::memory_order_relaxed) || mode() != Mode::kPlain ||
-      pinned_.load(std::memory_order_relaxed) ||
+      lane_state_.state() != LaneState::State::kSeeking ||
+      mode() != Mode::kPlain || lane_state_.Pinned() ||
       closed_.load(std::memory_order_relaxed)) {
     return;
   }
@@ -105,8 +101,8 @@ void Sock::Bulky() {
   }
   hold_place_.store(place, std::memory_order_relaxed);
   hold_end_ns_.store(base::NowNs() + limit, std::memory_order_relaxed);
-  hopeful_.store(true, std::memory_order_relaxed);
-  wanted_.store(true, std::memory_order_seq_cst);
+  lane_state_.SetHopeful(true);
+  lane_state_.Step(LaneState::Event::kHope);
 }
 
 std::uint64_t Sock::HoldEnd(std::uint64_t now) {
@@ -126,9 +122,7 @@ bool Sock::TakeHold() {
   }
   const std::uint64_t ns = held_ns_.load(std::memory_order_relaxed);
   if (ns == 0) return true;  // nobody has waited
-  const bool vain = seeking_.load(std::memory_order_seq_cst) ||
-                    !agreed_.load(std::memory_order_relaxed) ||
-                    mode() != Mode::kEngine;
+  const bool vain = lane_state_.state() != LaneState::State::kOnLane;
   RCSOCK_LOG(2, "fd %d: held back for %llu us%s", fd(),
              static_cast<unsigned long long>(ns / 1000),
              vain ? ", in vain" : "");
@@ -144,10 +138,8 @@ void Sock::EndHold() {
   // The look goes on, a second at most; but of this connection nothing is known
   // any more that its calls should take care for.
   Latched latched(this);
-  hopeful_.store(false, std::memory_order_relaxed);
-  if (!agreed_.load(std::memory_order_relaxed)) {
-    wanted_.store(false, std::memory_order_seq_cst);
-  }
+  lane_state_.SetHopeful(false);
+  lane_state_.Step(LaneState::Event::kLoseHope);
 }
 
 bool Sock::HoldOver() const {
@@ -257,8 +249,7 @@ IoResult Sock::SendNow(int number, const iovec* iov, int count,
 // The peer has agreed, and only a gap between the calls of this end's threads
 // is awaited.
 bool Sock::AwaitsGap(int flags) const {
-  return agreed_.load(std::memory_order_relaxed) &&
-         (flags & (MSG_DONTWAIT | MSG_OOB)) == 0 &&
+  return lane_state_.Agreed() && (flags & (MSG_DONTWAIT | MSG_OOB)) == 0 &&
          !nonblock.load(std::memory_order_relaxed) && mode() == Mode::kPlain &&
          AwaitsLane();
 }

@@ -124,7 +124,7 @@ void Sock::KeepError(int fd, int error) {
 // an end that comes before this end has said that it has adopted the stream,
 // which may take longer: then the peer does not have the lane.)
 bool Sock::HoldsEnd() const {
-  return lane_ == nullptr && seeking_.load() && agreed_.load() && !moves.load();
+  return lane_ == nullptr && lane_state_.Agreed() && !moves.load();
 }
 
 // (Below: a stream that is closed may have no number any more, a moment before
@@ -245,7 +245,7 @@ void Sock::WriteWithBoth(SendCall& call) {
   }
   HandleChanges();
   if (lane_ == nullptr && n > 0 && stream_->Idle() &&
-      !seeking_.load(std::memory_order_relaxed)) {
+      !lane_state_.Seeking()) {
     PostSettle();
   }
   rx_latch.unlock();

@@ -15,6 +15,7 @@
 #include "lib/posix/budget.h"
 #include "lib/posix/file.h"
 #include "lib/posix/interest_latch.h"
+#include "lib/posix/lane_state.h"
 #include "lib/posix/notes.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -57,13 +58,7 @@ class alignas(64) SockLayout : public File,
   std::atomic<std::uint64_t> rx_raw_{0};
   std::atomic<std::uint32_t> next_ops_{0};
   base::Paired<std::atomic<Mode>> mode_;
-  // No lane will ever come, so calls are the kernel's and need not be counted
-  // as inside it.  Never taken back while the descriptor lives.
-  std::atomic<bool> never_{false};
-  std::atomic<bool> eligible_{false};  // may look for a lane
-  // Adoption waits for a gap, or (not agreed_) the thread that comes out of the
-  // kernel is to look whether the peer has answered.
-  std::atomic<bool> wanted_{false};
+  LaneState lane_state_;
   static constexpr std::uint32_t kOneLife = 1 << 18;
   static constexpr std::uint32_t kInside = kOneLife - 1;
   static constexpr std::uint32_t kLife = ~kInside;
@@ -117,19 +112,14 @@ class alignas(64) SockLayout : public File,
   // Delivered by the engine, in both directions; those past quick_.
   std::uint64_t lane_tx_ RC_GUARDED_BY(tx_latch) = 0;
   std::uint64_t lane_rx_ RC_GUARDED_BY(rx_latch) = 0;
-  std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
-  std::atomic<bool> pinned_{false};
-  std::atomic<bool> option_pinned_{false};
   std::atomic<std::uint8_t> ancillary_{0};
   // By CLOCK_REALTIME, when what was read ahead had come; 0: not known.
   std::atomic<std::uint64_t> came_ns_{0};
   std::atomic<bool> zero_copy_on_{false};
   std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
   std::atomic<Policy> policy_{Policy::kAuto};
-  // On its way to the kernel for somebody who does not know the stream: bytes
-  // read ahead do not hold it.
-  std::atomic<bool> leaving_{false};
-  std::uint64_t leaving_since_ns_ = 0;  // AwaitsLane
+  // Since when AwaitsLane has it leave, and why.
+  std::uint64_t leaving_since_ns_ = 0;
   base::Reason leaving_why_ = base::Reason::kNone;
   std::atomic<std::uint32_t> given_away_{0};  // how often
   bool exec_pinned_ = false;
@@ -140,19 +130,15 @@ class alignas(64) SockLayout : public File,
   linger exec_linger_ = {};
   base::Reason exec_reason_ = base::Reason::kNone;
   Sock* pool_next_ = nullptr;
-  std::uint64_t given_ns_ = 0;  // to the pool
-  std::uint32_t found_in_ = 0;  // by the pool's last looks for calls
-  std::atomic<bool> seeking_{false};
+  std::uint64_t given_ns_ = 0;       // to the pool
+  std::uint32_t found_in_ = 0;       // by the pool's last looks for calls
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
   // Calls that use the number beside the application's (BorrowedNumber).
   std::atomic<int> borrowers_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
-  std::atomic<std::uint16_t> service_{0};  // Prospect's
-  std::atomic<bool> at_once_{false};
-  std::atomic<bool> hopeful_{false};           // its service promises much
-  std::atomic<bool> agreed_{false};            // the peer has; adoption is due
+  std::atomic<std::uint16_t> service_{0};      // Prospect's
   std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
   std::atomic<std::uint32_t> held_ns_{0};      // so far
   std::atomic<std::uint16_t> hold_place_{0};   // Bulky's; 0: it has begun none

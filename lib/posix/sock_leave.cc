@@ -137,9 +137,7 @@ void Sock::UnparkLater(std::uint32_t ms) {
 void Sock::HalfClosed() {
   Spoil();
   half_closed_.Write(tx_latch, rx_latch) = true;
-  pinned_.store(true, std::memory_order_seq_cst);
-  eligible_.store(false, std::memory_order_seq_cst);
-  wanted_.store(false, std::memory_order_seq_cst);
+  lane_state_.Step(LaneState::Event::kPin);
 }
 
 bool Sock::IsHalfClosed() {
@@ -154,9 +152,9 @@ bool Sock::BackToPlain() {
   rx_latch.lock();
   bool back = mode() == Mode::kEngine && stream_ != nullptr &&
               lane_ == nullptr && !closed_.load(std::memory_order_relaxed) &&
-              !seeking_.load(std::memory_order_relaxed);
+              !lane_state_.Seeking();
   bool spilled = false;
-  const bool leaving = leaving_.load(std::memory_order_relaxed);
+  const bool leaving = lane_state_.Leaving();
   if (back && !stream_->Idle()) {
     back = spilled = leaving && SpillLatched();
   } else if (back && !leaving &&
@@ -179,7 +177,6 @@ bool Sock::BackToPlain() {
     if (rd_shut_ || stream_->Gone()) {
       ::syscall(SYS_shutdown, fd(), stream_->Gone() ? SHUT_RDWR : SHUT_RD);
     }
-    leaving_.store(false, std::memory_order_relaxed);
     // The next Stream would not know of it.
     if (rd_shut_ || stream_->Shut() ||
         (stream_->Readiness() & POLLRDHUP) != 0) {
@@ -194,9 +191,8 @@ bool Sock::BackToPlain() {
     if (spilled) {
       // Not adopted while the offset of what TCP brings is ahead of the
       // application's; EndUnreadLatched allows it again.
-      may_adopt_.store(false, std::memory_order_seq_cst);
-    } else if (!pinned_.load(std::memory_order_relaxed) &&
-               (attempts_ < 5 || SeeksRemote())) {
+      lane_state_.Step(LaneState::Event::kStay);
+    } else if (!lane_state_.Pinned() && (attempts_ < 5 || SeeksRemote())) {
       // Each demotion makes the next promotion eight times as far away.
       std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
       if (SeeksRemote()) {
@@ -206,9 +202,9 @@ bool Sock::BackToPlain() {
       }
       next_ops_ = ops() + (terms_.promote_ops << shift);
       next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
-      eligible_.store(true, std::memory_order_release);
+      lane_state_.Step(LaneState::Event::kReturn);
     } else {
-      may_adopt_.store(false, std::memory_order_seq_cst);
+      lane_state_.Step(LaneState::Event::kStay);
     }
   }
   rx_latch.unlock();
@@ -225,14 +221,14 @@ bool Sock::BackToPlain() {
 // to it: who left before it is here too would not see what a peer that dies had
 // put there.  So it comes, and is left.
 bool Sock::AwaitsLane(Reason reason) {
-  if (!seeking_.load() || !agreed_.load() || SeeksRemote()) return false;
+  if (!lane_state_.Agreed() || SeeksRemote()) return false;
   Latched latched(this);
   if (mode() != Mode::kEngine || stream_ == nullptr || lane_ != nullptr ||
       closed_.load(std::memory_order_relaxed)) {
     return false;
   }
   const std::uint64_t now = base::NowNs();
-  if (!leaving_.exchange(true, std::memory_order_relaxed)) {
+  if (lane_state_.Step(LaneState::Event::kLeave)) {
     leaving_since_ns_ = now;
     leaving_why_ = reason;
   }
@@ -245,9 +241,8 @@ bool Sock::StepToPlain(Reason reason) {
     CancelSeek();
     {
       Latched latched(this);
-      wanted_.store(false, std::memory_order_seq_cst);
       if (mode() == Mode::kEngine && stream_ != nullptr) {
-        leaving_.store(true, std::memory_order_relaxed);
+        lane_state_.Step(LaneState::Event::kLeave);
         stream_->Demote(reason, true);
         stream_->Progress();
         HandleChanges();
@@ -274,7 +269,7 @@ bool Sock::ToPlain(Reason reason, std::uint64_t deadline_ns) {
 
 void Sock::StopLeaving() {
   Latched latched(this);
-  leaving_.store(false, std::memory_order_relaxed);
+  lane_state_.Step(LaneState::Event::kStopLeaving);
 }
 
 // There was no memory to share it in.
@@ -285,11 +280,7 @@ bool Sock::StuckOnStash() {
   return stuck;
 }
 
-void Sock::KeepPlain() {
-  pinned_.store(true, std::memory_order_seq_cst);
-  eligible_.store(false, std::memory_order_seq_cst);
-  may_adopt_.store(false, std::memory_order_seq_cst);
-}
+void Sock::KeepPlain() { lane_state_.Step(LaneState::Event::kPin); }
 
 void Sock::LeaveForGood(Reason reason) {
   Spoil();
@@ -303,8 +294,7 @@ bool Sock::Pin(Reason reason, std::uint64_t deadline_ns) {
 }
 
 bool Sock::PinHere(Reason reason, std::uint64_t deadline_ns) {
-  if (!pinned_.load(std::memory_order_relaxed) &&
-      connected_.load(std::memory_order_relaxed)) {
+  if (!lane_state_.Pinned() && connected_.load(std::memory_order_relaxed)) {
     RCSOCK_LOG(1, "fd %d: stays on TCP: %s", fd(), base::ReasonKey(reason));
   }
   KeepPlain();

@@ -33,8 +33,9 @@ class Sock::InKernel {
       return;
     }
     UnmarkCall(mark_);
-    // What TryAdopt has found inside sees wanted_, and finishes the adoption.
-    if (sock_->wanted_.load(std::memory_order_seq_cst)) [[unlikely]]
+    // What TryAdopt has found inside sees that the stream is wanted, and
+    // finishes the adoption.
+    if (sock_->lane_state_.Wanted()) [[unlikely]]
       sock_->LastOut();
   }
   InKernel(const InKernel&) = delete;
@@ -92,14 +93,13 @@ inline void Sock::LeaveGate(std::uint32_t entered) {
       return;
   } while (!gate_.compare_exchange_weak(before, before - 1,
                                         std::memory_order_seq_cst));
-  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst))
-      [[unlikely]] {
+  if ((before & kInside) == 1 && lane_state_.Wanted()) [[unlikely]] {
     LastOut();
   }
 }
 
 inline Sock::KernelWait Sock::EnterKernelWait(std::uint32_t* entered) {
-  if (!may_adopt_.load(std::memory_order_seq_cst)) {
+  if (!lane_state_.MayAdopt()) {
     return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
                                    : KernelWait::kNotNeeded;
   }
@@ -127,9 +127,9 @@ inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
   bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
   const std::uint32_t calls = ops() + 1;
   ops_.store(calls, std::memory_order_relaxed);
-  if (!eligible_.load(std::memory_order_relaxed)) {
-    if (n >= kBulkCall && !wanted_.load(std::memory_order_relaxed) &&
-        seeking_.load(std::memory_order_relaxed)) [[unlikely]] {
+  if (!lane_state_.Idle(LaneState::kWeak)) {
+    if (n >= kBulkCall && lane_state_.Seeking(LaneState::kWeak) &&
+        !lane_state_.Wanted(LaneState::kWeak)) [[unlikely]] {
       Bulky();
     }
     return;
@@ -146,7 +146,7 @@ inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
 
 template <class Bytes>
 inline void Sock::CountOnly(Bytes& bytes, ssize_t n) {
-  if (!never_.load(std::memory_order_relaxed)) return;
+  if (!lane_state_.Never(LaneState::kWeak)) return;
   bytes.store(
       bytes.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(n),
       std::memory_order_relaxed);
@@ -165,12 +165,12 @@ inline ssize_t Sock::Received(ssize_t n) {
 template <class Raw>
 inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
-  if (never_.load(std::memory_order_relaxed)) {
+  if (lane_state_.Never(LaneState::kWeak)) {
     return Sent(raw());
   }
   std::size_t done = 0;
   for (;;) {
-    if (wanted_.load(std::memory_order_relaxed)) [[unlikely]] {
+    if (lane_state_.Wanted(LaneState::kWeak)) [[unlikely]] {
       const IoResult held = HeldSend(fd, iov, count, total, flags, &done);
       if (!held.retry()) return held.bytes;
     }
@@ -222,7 +222,7 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
 template <class Raw>
 inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
-  if (never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain) {
+  if (lane_state_.Never(LaneState::kWeak) && mode() == Mode::kPlain) {
     const ssize_t n = raw();
     if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(rx_raw_, n);
     return n;

@@ -72,12 +72,12 @@ void Sock::LookForAnswer() {
 // Whether another call is still inside may be wrong either way here: TryAdopt
 // looks again, and one that is inside comes here itself.  Of two that come out
 // at once one sees the other's mark gone, since each has cleared its own before
-// this fence; and whoever was inside when TryAdopt looked finds wanted_ set.
+// this fence; and whoever was inside when TryAdopt looked finds it wanted.
 void Sock::LastOut() {
   base::FullFence();
   if (InGate() || CallIn(this)) return;
   const int saved = errno;
-  if (!agreed_.load(std::memory_order_relaxed)) {
+  if (!lane_state_.Agreed()) {
     if (HoldOver()) EndHold();
     LookForAnswer();
   }
@@ -105,24 +105,21 @@ void Sock::StartSeek() {
   }
   // What follows takes memory.  The next call asks again.
   if (InHandler()) return;
-  // Acquire: what the look before this one has left (attempts_) was written by
-  // another thread before it let this one begin.
-  if (!eligible_.exchange(false, std::memory_order_acquire)) return;
-  if (seeking_.exchange(true, std::memory_order_acq_rel)) return;
+  // Of several threads one begins.  (What the look before this one has left,
+  // attempts_, was written by another thread before it let this one begin.)
+  if (!lane_state_.Step(LaneState::Event::kSeek)) return;
   if (attempts_ == 0 && !IsTcp(fd())) {
     // Another interposer behind this one has made something else of it.
     reason_ = Reason::kPinnedSyscall;
-    may_adopt_.store(false, std::memory_order_seq_cst);
-    if (mode() == Mode::kPlain) never_.store(true, std::memory_order_relaxed);
-    seeking_.store(false, std::memory_order_release);
+    lane_state_.Step(mode() == Mode::kPlain ? LaneState::Event::kForbid
+                                            : LaneState::Event::kStop);
     return;
   }
   if (SeeksRemote() && !RoomForRemote()) {
     // (An accepting end only waits, and is asked again when it has been found.)
     reason_ = Reason::kBudget;
     TryAgainLater();
-    seeking_.store(false, std::memory_order_release);
-    eligible_.store(true, std::memory_order_release);
+    lane_state_.Step(LaneState::Event::kGiveUp);
     return;
   }
   Critical critical;
@@ -131,8 +128,7 @@ void Sock::StartSeek() {
   if (conductor == nullptr) {
     RCSOCK_LOG(1, "fd %d: no lane: %s", fd(), base::ReasonKey(why));
     reason_ = why;
-    may_adopt_.store(false, std::memory_order_seq_cst);
-    seeking_.store(false, std::memory_order_release);
+    lane_state_.Step(LaneState::Event::kStop);
     return;
   }
   static std::atomic<Conductor*> known{nullptr};
@@ -155,10 +151,7 @@ void Sock::StartSeek() {
     remote_.sought_ns = base::NowNs();
     remote_.sought_bytes = RawBytes();
     remote_.queue = QueueOfThread();
-  }
-  agreed_.store(false, std::memory_order_relaxed);
-  if (hopeful_.load(std::memory_order_relaxed)) {
-    wanted_.store(true, std::memory_order_seq_cst);
+    if (lane_state_.Hopeful()) lane_state_.Step(LaneState::Event::kHope);
   }
   switch (raw_code::MaySeek(Share(), conductor)) {
     case raw_code::Answer::kMay:
@@ -226,14 +219,11 @@ void Sock::SeekFailed(Reason reason, bool final) {
              base::ReasonKey(reason));
   Latched latched(this);
   reason_ = reason;
-  wanted_.store(false, std::memory_order_seq_cst);
-  agreed_.store(false, std::memory_order_seq_cst);
-  seeking_.store(false, std::memory_order_release);
   const bool remote = SeeksRemote();
   // A look that a guess had begun is not one of the five.
-  const bool guessed = at_once_.exchange(false, std::memory_order_relaxed);
-  hopeful_.store(false, std::memory_order_relaxed);
-  const bool again = !final && !pinned_.load(std::memory_order_relaxed) &&
+  const bool guessed = lane_state_.TakeAtOnce();
+  lane_state_.SetHopeful(false);
+  const bool again = !final && !lane_state_.Pinned() &&
                      !closed_.load(std::memory_order_relaxed);
   if (again && remote) {
     // A peer on another host may have its own limits, and a link its own
@@ -247,22 +237,21 @@ void Sock::SeekFailed(Reason reason, bool final) {
     const int shift = waits || attempts_ == 0 ? 0 : 2 * (attempts_ - 1);
     next_ops_ = ops() + (terms_.promote_ops << shift);
     next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
-    eligible_.store(true, std::memory_order_release);
+    lane_state_.Step(LaneState::Event::kGiveUp);
   } else if (again && promoted_) {
     // The peer has had a lane here: it runs under rcsock, and may share its end
     // with a child for as long as that lives.
     LookAfterAsMuch();
-    eligible_.store(true, std::memory_order_release);
+    lane_state_.Step(LaneState::Event::kGiveUp);
   } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
     // The peer may only have been slow, or be in no hurry: five looks in all.
     NextLook(ops(), RawBytes());
-    eligible_.store(true, std::memory_order_release);
+    lane_state_.Step(LaneState::Event::kGiveUp);
   } else {
-    may_adopt_.store(false, std::memory_order_seq_cst);
     // A pin may end, a look that was the last one does not.
-    if (mode() == Mode::kPlain && (final || attempts_ >= 5)) {
-      never_.store(true, std::memory_order_relaxed);
-    }
+    const bool never = mode() == Mode::kPlain && (final || attempts_ >= 5);
+    lane_state_.Step(never ? LaneState::Event::kForbid
+                           : LaneState::Event::kStop);
   }
   if (mode() == Mode::kEngine) {
     WakeRx();  // HoldsEnd
@@ -272,29 +261,33 @@ void Sock::SeekFailed(Reason reason, bool final) {
 }
 
 void Sock::CancelSeek() {
-  if (!seeking_.load(std::memory_order_acquire)) return;
+  if (!lane_state_.Seeking()) return;
   Critical critical;  // the conductor's latch
   raw_code::Forget(this);
   if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(this);
   Latched latched(this);
   // What of the seek is running at this moment finds it given up: TryAdopt and
   // LaneOpen look under the latches.
-  if (seeking_.exchange(false) && !pinned_.load() && !closed_.load()) {
-    TryAgainLater();
-    eligible_.store(true, std::memory_order_release);
-  }
-  wanted_.store(false, std::memory_order_seq_cst);
+  EndSearchLatched();
   if (mode() == Mode::kEngine) WakeRx();  // HoldsEnd
   WakeHeld();
+}
+
+// Not of one that is closed, which gets no other one.
+void Sock::EndSearchLatched() {
+  if (closed_.load()) {
+    lane_state_.Step(LaneState::Event::kStop);
+    return;
+  }
+  if (!lane_state_.Seeking()) return;
+  TryAgainLater();
+  lane_state_.Step(LaneState::Event::kGiveUp);
 }
 
 void Sock::Adopt() {
   {
     Latched latched(this);
-    // (Read after wanted_ has been, or under the latches.)
-    agreed_.store(true, std::memory_order_seq_cst);
-    wanted_.store(seeking_.load(std::memory_order_relaxed),
-                  std::memory_order_seq_cst);
+    lane_state_.Step(LaneState::Event::kAgree);
   }
   if (mode() == Mode::kEngine) {
     // Another thread may be adopting it, and its registrations be in the
@@ -318,16 +311,14 @@ bool Sock::TryAdopt() {
   tx_latch.lock();
   rx_latch.lock();
   bool adopted = false;
-  const bool wanted = wanted_.load(std::memory_order_seq_cst) &&
-                      agreed_.load(std::memory_order_seq_cst) &&
+  const bool wanted = lane_state_.state() == LaneState::State::kAgreed &&
                       mode() == Mode::kPlain;
   // The peer is not to wait for an adoption that does not come.
-  const bool refused =
-      wanted && (pinned_.load(std::memory_order_relaxed) || half_closed_ ||
-                 !SoleHolder() || !raw_code::MayAdopt());
+  const bool refused = wanted && (lane_state_.Pinned() || half_closed_ ||
+                                  !SoleHolder() || !raw_code::MayAdopt());
   bool foreign = false;
-  if (wanted && !refused && seeking_.load(std::memory_order_relaxed) &&
-      !closed_.load(std::memory_order_relaxed)) {
+  bool late = false;  // it has been pinned or closed meanwhile
+  if (wanted && !refused && !closed_.load(std::memory_order_relaxed)) {
     // seq_cst: a call that enters the kernel marks or counts itself and then
     // looks at mode_; here mode_ is set first and marks and count looked at
     // after, with the fence of all threads between (inside.h), so one of the
@@ -340,8 +331,7 @@ bool Sock::TryAdopt() {
     } else if (OwnFace() == Face::kLibrary &&
                (UsedPastUs() || OptionsPin(fd()))) {
       SetMode(Mode::kPlain);
-      pinned_.store(true, std::memory_order_seq_cst);
-      may_adopt_.store(false, std::memory_order_seq_cst);
+      lane_state_.Step(LaneState::Event::kPin);
       reason_ = Reason::kPinnedSyscall;
       foreign = true;
     } else {
@@ -350,6 +340,9 @@ bool Sock::TryAdopt() {
                      Stream(role_, this, stream::Limits{}, &quick_));
       if (stream_ == nullptr) {
         SetMode(Mode::kPlain);
+      } else if (!lane_state_.Step(LaneState::Event::kAdopt)) {
+        SetMode(Mode::kPlain);
+        late = true;
       } else {
         stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
                        rx_raw_.load(std::memory_order_relaxed));
@@ -361,7 +354,6 @@ bool Sock::TryAdopt() {
           LearnOptions(fd());
         }
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);
-        wanted_.store(false, std::memory_order_relaxed);
         if (Conductor* conductor = Conductor::IfRunning()) {
           // Nothing is read yet: until the registrations have left the kernel's
           // epoll sets, these must see what is there.
@@ -374,7 +366,7 @@ bool Sock::TryAdopt() {
   }
   rx_latch.unlock();
   tx_latch.unlock();
-  if (foreign || refused) CancelSeek();
+  if (foreign || refused || late) CancelSeek();
   if (!adopted) return false;
   if (Conductor::IfRunning() == nullptr) return false;
   if (InterestsToUser(this)) {
@@ -418,15 +410,15 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  const bool sought = seeking_.exchange(false, std::memory_order_acq_rel);
   // AwaitsLane: it is left here, before whoever waits for that goes on; a fork,
   // say, which makes no child before.
-  const bool leaving = leaving_.load(std::memory_order_relaxed);
-  const bool alone =
-      leaving ? SoleHolderBeforeFork()
-              : SoleHolder() && !pinned_.load(std::memory_order_relaxed);
-  if (!sought || mode() != Mode::kEngine || stream_ == nullptr ||
-      closed_.load(std::memory_order_relaxed) || lane_ != nullptr || !alone) {
+  const bool leaving = lane_state_.Leaving();
+  const bool alone = leaving ? SoleHolderBeforeFork() : SoleHolder();
+  // (kOpen: it is sought still, and not pinned, unless it leaves.)
+  if (mode() != Mode::kEngine || stream_ == nullptr ||
+      closed_.load(std::memory_order_relaxed) || lane_ != nullptr || !alone ||
+      !lane_state_.Step(LaneState::Event::kOpen)) {
+    EndSearchLatched();
     if (mode() == Mode::kEngine && stream_ != nullptr && lane_ == nullptr) {
       WakeRx();  // HoldsEnd
       PostSettle();

@@ -48,8 +48,7 @@ bool Sock::SpillLatched() {
 
 void Sock::BecomeUnread() {
   unread_streams.fetch_add(1, std::memory_order_relaxed);
-  eligible_.store(false, std::memory_order_seq_cst);
-  may_adopt_.store(false, std::memory_order_seq_cst);
+  lane_state_.Step(LaneState::Event::kHalt);
   SetUnread(true);
 }
 
@@ -58,11 +57,10 @@ void Sock::EndUnreadLatched() {
   unread_.Close();
   unread_streams.fetch_sub(1, std::memory_order_relaxed);
   if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
-      !closed_.load(std::memory_order_relaxed) &&
-      !pinned_.load(std::memory_order_relaxed) && stream_ != nullptr) {
+      !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
+      stream_ != nullptr) {
     TryAgainLater();
-    may_adopt_.store(true, std::memory_order_seq_cst);
-    eligible_.store(true, std::memory_order_release);
+    lane_state_.Step(LaneState::Event::kConnect);
   }
   SetUnread(false);
 }
@@ -211,7 +209,7 @@ bool Sock::InheritUnread(int memory) {
   if (holders_ < 0) {
     // Whoever started this program may read too.
     reason_ = Reason::kPinnedExec;
-    pinned_.store(true, std::memory_order_relaxed);
+    lane_state_.Step(LaneState::Event::kPin);
     GivenAway();
   }
   BecomeUnread();
@@ -236,7 +234,7 @@ void Sock::ShareByFork(std::uint32_t fork) {
   if (all == nullptr) {
     // No memory; or another thread closes it at this moment, and it is nobody's
     // in the child.
-    pinned_.store(true);
+    lane_state_.Step(LaneState::Event::kPin);
     return;
   }
   all->count.fetch_add(1);
@@ -328,7 +326,7 @@ void Sock::LeaveHolders() {
   Holding* all = FindHolding(holders_);
   if (all == nullptr) return;
   // (Then its counts are for the statistics only.)
-  if (never_.load(std::memory_order_relaxed)) Spoil();
+  if (lane_state_.Never()) Spoil();
   TellGivenAway(all);
   TellMovedLatched();
   all->Leave();
@@ -380,10 +378,7 @@ void Sock::ForkChild() {
     zero_copy->ForkChild();
     CompletionsChanged();
   }
-  if (seeking_.exchange(false, std::memory_order_relaxed)) {
-    eligible_.store(true, std::memory_order_release);
-  }
-  wanted_.store(false, std::memory_order_relaxed);
+  lane_state_.OnForkChild(mode() == Mode::kEngine);
   watched_ = false;
   timer_ = 0;
   settle_posted_ = false;
@@ -406,8 +401,6 @@ void Sock::ForkChild() {
     lane_is_shm_.Write(tx_latch, rx_latch) = false;
     NoteOnLane(fd(), this, false);
     (void)stream_.Write(tx_latch, rx_latch).release();
-    pinned_.store(true);
-    may_adopt_.store(false);
     reason_ = Reason::kPinnedFork;
     SetMode(Mode::kPlain);
   }
@@ -466,7 +459,7 @@ void Sock::AskFromBorrowed() {
 }
 
 void Sock::AskForExec() {
-  if (!pinned_.load()) {
+  if (!lane_state_.Pinned()) {
     exec_pinned_ = true;
     exec_reason_ = reason_;
   }
@@ -484,13 +477,13 @@ bool Sock::PinForExec(std::uint64_t deadline_ns) {
 
 bool Sock::MayBequeath() {
   return connected_.load() && !closed_.load() && given_away_.load() == 0 &&
-         !IsHalfClosed() && (!pinned_.load() || exec_pinned_) &&
-         !never_.load() && !zero_copy_on_.load() && !Travels() && Hold() &&
-         HoldingsFd() >= 0 && !InterestsKept(this);
+         !IsHalfClosed() && (!lane_state_.Pinned() || exec_pinned_) &&
+         !lane_state_.Never() && !zero_copy_on_.load() && !Travels() &&
+         Hold() && HoldingsFd() >= 0 && !InterestsKept(this);
 }
 
 void Sock::SpoilForNext(int number) const {
-  if (pinned_.load() && !exec_pinned_ &&
+  if (lane_state_.Pinned() && !exec_pinned_ &&
       ProcessPinned() != Reason::kSandboxed) {
     Notes(number).Spoil();
   }
@@ -546,10 +539,10 @@ void Sock::Unpin() {
   if (!exec_pinned_) return;
   exec_pinned_ = false;
   reason_ = exec_reason_;
-  pinned_.store(false, std::memory_order_seq_cst);
+  lane_state_.Step(LaneState::Event::kUnpin);
   if (connected_.load() && attempts_ < 5 && !IsHalfClosed()) {
     TryAgainLater();
-    SetEligible(true);
+    AllowLane();
   }
 }
 

@@ -133,7 +133,7 @@ bool Sock::AloneByNotes(bool unspoilt) const {
 
 bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
   if (!connected_.load() || closed_.load() || given_away_.load() != 0 ||
-      IsHalfClosed() || pinned_.load() || never_.load() ||
+      IsHalfClosed() || lane_state_.Pinned() || lane_state_.Never() ||
       zero_copy_on_.load() || OwnFace() != Face::kPreload ||
       ProcessPinned() != Reason::kNone || InBorrowedMemory()) {
     return false;
@@ -264,7 +264,7 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   sock->SetPeer(number, address, length);
   // (One that is half closed stays there.)
   if (AskTcpState(number) != kTcpEstablished) sock->KeepPlain();
-  sock->SetEligible(true);
+  sock->AllowLane();
   return sock;
 }
 

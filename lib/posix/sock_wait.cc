@@ -127,7 +127,7 @@ void Sock::JudgeSoon(Starved starved) {
 void Sock::JudgeStarved(Starved starved) {
   Latched latched(this);
   if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
-      pinned_.load(std::memory_order_relaxed)) {
+      lane_state_.Pinned()) {
     return;
   }
   const std::uint64_t at = tx_raw_.load(std::memory_order_relaxed);

@@ -303,7 +303,7 @@ void BeforeConnect(const io_uring_sqe& request) {
   }
   sock->SetRole(stream::Role::kConnector);
   sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&copy), length);
-  sock->SetEligible(true);
+  sock->AllowLane();
 }
 
 void BeforeAccept() { accepts.store(true, std::memory_order_relaxed); }
@@ -321,7 +321,7 @@ void Discover(int fd) {
   if (sock == nullptr) return;
   sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&peer), length);
   sock->InheritFromUnknown(fd);
-  sock->SetEligible(true);
+  sock->AllowLane();
   const bool moved = HasMoved(fd);
   Bind(fd, sock);
   if (const SockAt bound(fd); bound) {
