@@ -447,6 +447,7 @@ class EpollSet final : public File {
   bool ToldByLane(const epoll_event& event, std::uint32_t before);
   int DirectRoom(int room) RC_REQUIRES(wait_latch_);
   class Sleep;
+  class WaitCall;
   bool LeavesWork() RC_REQUIRES(wait_latch_) {
     return sleepers_.load(std::memory_order_seq_cst) != 0 && LeavesSome();
   }
