@@ -4,7 +4,7 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
+#include <utility>
 
 #include "lib/base/guard.h"
 #include "lib/base/real.h"
@@ -122,6 +122,227 @@ bool EpollSet::FoundAnyway(const Interest* interest) {
              Sock::kNotLooked;
 }
 
+// One call of epoll_ctl for a stream.
+class EpollSet::CtlCall {
+ public:
+  CtlCall(EpollSet* set, int op, int fd, Sock* sock, epoll_event* event)
+      : set_(set), op_(op), fd_(fd), sock_(sock), event_(event) {}
+
+  void Change() RC_REQUIRES(interest_latch);
+  // Behind the change: returns the result, and tells who has to know.
+  int Finish() RC_EXCLUDES(interest_latch, set_->wait_latch_);
+
+ private:
+  void Add() RC_REQUIRES(interest_latch);
+  void AddNew() RC_REQUIRES(interest_latch);
+  void Awake(Interest* dormant) RC_REQUIRES(interest_latch);
+  void Fill(Interest* interest) RC_REQUIRES(interest_latch);
+  void Modify() RC_REQUIRES(interest_latch);
+  void MoveToASide() RC_REQUIRES(interest_latch);
+  void Arm() RC_REQUIRES(interest_latch);
+  void Delete() RC_REQUIRES(interest_latch);
+  void Fail(int error) {
+    errno = error;
+    result_ = -1;
+  }
+
+  EpollSet* const set_;
+  const int op_;
+  const int fd_;
+  Sock* const sock_;
+  epoll_event* const event_;
+  Interest* found_ = nullptr;
+  Interest* dormant_ = nullptr;  // in place of found_
+  Lookers lookers_;
+  int result_ = 0;
+  bool engine_ = false;    // the stream's registrations are in user space
+  bool had_user_ = false;  // the set had a stream in user space before
+  bool unknown_ = false;   // only the kernel may know the registration
+  bool kick_ = false;      // a sleeper has to look
+  bool notify_ = false;    // what the lane is asked to tell may have changed
+};
+
+void EpollSet::CtlCall::Change() {
+  engine_ = sock_->interests_user;
+  had_user_ = set_->HasUser();
+  found_ = Registry::Find(sock_, set_, fd_);
+  if (found_ != nullptr && found_->dormant.load(std::memory_order_relaxed)) {
+    dormant_ = std::exchange(found_, nullptr);
+  }
+  if (op_ == EPOLL_CTL_ADD) {
+    Add();
+  } else if (op_ != EPOLL_CTL_MOD && op_ != EPOLL_CTL_DEL) {
+    Fail(EINVAL);
+  } else if (found_ == nullptr) {
+    unknown_ = true;
+  } else if (op_ == EPOLL_CTL_MOD) {
+    Modify();
+  } else {
+    Delete();
+  }
+}
+
+void EpollSet::CtlCall::Add() {
+  if ((event_->events & EPOLLEXCLUSIVE) != 0 &&
+      (event_->events & ~kWithExclusive) != 0) {
+    Fail(EINVAL);
+  } else if (found_ != nullptr) {
+    Fail(EEXIST);
+  } else if (dormant_ != nullptr) {
+    Awake(dormant_);
+  } else {
+    AddNew();
+  }
+}
+
+void EpollSet::CtlCall::Awake(Interest* dormant) {
+  dormant->events.store(event_->events, std::memory_order_relaxed);
+  dormant->data.store(event_->data.u64, std::memory_order_relaxed);
+  dormant->told_by_kernel = false;
+  dormant->armed_here = true;
+  dormant->spent.store(false, std::memory_order_relaxed);
+  dormant->dormant.store(false, std::memory_order_release);
+  ++set_->registered_;
+  Registry::MakeReady(dormant);
+  kick_ = true;
+  notify_ = Registry::MayBeDirect(dormant);
+}
+
+void EpollSet::CtlCall::AddNew() {
+  Interest* const interest = Registry::TakeInterest();
+  if (interest == nullptr) {
+    Fail(ENOMEM);
+    return;
+  }
+  if (!engine_) result_ = real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  if (result_ != 0) {
+    interest->next_of_set = Registry::free_interests;
+    Registry::free_interests = interest;
+    return;
+  }
+  Fill(interest);
+  ++set_->registered_;
+  notify_ = true;
+  // The stream has moved here from another set, which must not report it.
+  for (Interest* i = interest->next_of_sock; i != nullptr;) {
+    Interest* next = i->next_of_sock;
+    if (i->set != set_ && i->dormant.load(std::memory_order_relaxed)) {
+      lookers_.Forget(i);
+    }
+    i = next;
+  }
+  if (!engine_) return;
+  if (Registry::EnterUser(interest)) {
+    Registry::MakeReady(interest);
+    kick_ = true;
+  } else {
+    Registry::Forget(interest);
+    --set_->registered_;
+    Fail(ENOMEM);
+  }
+}
+
+// Makes a new registration what this call asks for, and lists it by its stream.
+void EpollSet::CtlCall::Fill(Interest* interest) {
+  interest->set = set_;
+  interest->sock = sock_;
+  interest->fd = fd_;
+  interest->events.store(event_->events, std::memory_order_relaxed);
+  interest->data.store(event_->data.u64, std::memory_order_relaxed);
+  Registry::SetInKernel(interest, !engine_);
+  interest->in_user.store(false, std::memory_order_relaxed);
+  interest->was_user = false;
+  interest->spent.store(false, std::memory_order_relaxed);
+  interest->edge.store(true, std::memory_order_relaxed);
+  interest->direct.store(false, std::memory_order_relaxed);
+  interest->told_by_kernel = false;
+  interest->told = 0;  // belongs to another set's waits
+  interest->next_of_sock = sock_->interests;
+  sock_->interests = interest;
+}
+
+void EpollSet::CtlCall::Modify() {
+  if (found_->in_kernel) {
+    result_ = real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  } else if (!found_->in_user.load(std::memory_order_relaxed)) {
+    MoveToASide();
+  } else if ((found_->events.load() | event_->events) & EPOLLEXCLUSIVE) {
+    Fail(EINVAL);
+  }
+  if (result_ == 0) Arm();
+}
+
+// A spent ONESHOT that came back from a lane was on neither side since.
+void EpollSet::CtlCall::MoveToASide() {
+  if (!engine_) {
+    result_ = real::epoll_ctl(set_->fd_, EPOLL_CTL_ADD, fd_, event_);
+    if (result_ == 0) Registry::SetInKernel(found_, true);
+  } else if (Registry::EnterUser(found_)) {
+    notify_ = true;
+  } else {
+    Fail(ENOMEM);
+  }
+}
+
+// While its data change, the registration asks for nothing.  A look without the
+// latch reads the data first.  It has both values of one arming, or looks
+// again.
+void EpollSet::CtlCall::Arm() {
+  found_->events.store(0, std::memory_order_relaxed);
+  Registry::SetData(found_, event_->data.u64);
+  found_->events.store(event_->events, std::memory_order_release);
+  found_->told_by_kernel = false;
+  found_->armed_here = true;
+  found_->spent.store(false, std::memory_order_relaxed);
+  found_->edge.store(true, std::memory_order_relaxed);
+  if (!found_->in_user.load(std::memory_order_relaxed)) return;
+  if (FoundAnyway(found_)) {
+    // Orders what has just been stored before the look at the sleepers.
+    base::FullFence();
+  } else {
+    Registry::MakeReady(found_);
+  }
+  kick_ = true;
+  notify_ = notify_ || Registry::MayBeDirect(found_);
+}
+
+void EpollSet::CtlCall::Delete() {
+  if (found_->in_kernel) {
+    result_ = real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  }
+  if (result_ != 0) return;
+  --set_->registered_;
+  if (found_->in_user.load(std::memory_order_relaxed)) {
+    Registry::PutToSleep(found_);
+  } else {
+    lookers_.Forget(found_);
+    notify_ = true;
+  }
+}
+
+int EpollSet::CtlCall::Finish() {
+  if (unknown_) return real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  lookers_.WaitOut();
+  if (kick_) {
+    Registry::KickSleepers(set_);
+    // A thread that has slept since before the set had a stream in user space
+    // is not counted as a sleeper.  The bell is in its set by now.
+    if (!had_user_) set_->KickBell();
+  }
+  if (result_ == 0 && engine_ && notify_) InterestsNotify(sock_);
+  return result_;
+}
+
+// Whether a call may change the registration of `sock`.  Since the look-up
+// another thread may have closed the number of the stream, or the set's.  The
+// object may be another stream by now.
+bool EpollSet::MayChange(int number, int op, int fd, const Sock* sock) const {
+  if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) return false;
+  // The thread that closes the stream last has dropped its registrations, or is
+  // about to.  After that the number is closed, or names another file.
+  return op != EPOLL_CTL_ADD || !sock->Closed();
+}
+
 int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
   // A copy: `event` is read while latches are held, and may go away meanwhile.
   epoll_event told{};
@@ -135,173 +356,12 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
     sock->Pin(base::Reason::kPinnedOption);
   }
   Critical critical;
+  CtlCall call(this, op, fd, sock, event);
   interest_latch.lock();
-  // Since the look-up another thread has closed this number, or the set's.  The
-  // object may be another stream by now.
-  if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) {
-    interest_latch.unlock();
-    return kStale;
-  }
-  // The thread that closes the stream last has dropped its registrations, or is
-  // about to.  After that the number is closed, or names another file.
-  if (op == EPOLL_CTL_ADD && sock->Closed()) {
-    interest_latch.unlock();
-    return kStale;
-  }
-  const bool engine = sock->interests_user;
-  Interest* asleep = nullptr;
-  Interest* found = Registry::Find(sock, this, fd);
-  if (found != nullptr && found->dormant.load(std::memory_order_relaxed)) {
-    asleep = found;
-    found = nullptr;
-  }
-  int result = 0;
-  bool kick = false;
-  bool notify = false;  // what the lane is asked to tell may have changed
-  const bool had_user = HasUser();
-  Lookers lookers;
-  if (op == EPOLL_CTL_ADD) {
-    if ((event->events & EPOLLEXCLUSIVE) != 0 &&
-        (event->events & ~kWithExclusive) != 0) {
-      errno = EINVAL;
-      result = -1;
-    } else if (found != nullptr) {
-      errno = EEXIST;
-      result = -1;
-    } else if (asleep != nullptr) {
-      asleep->events.store(event->events, std::memory_order_relaxed);
-      asleep->data.store(event->data.u64, std::memory_order_relaxed);
-      asleep->told_by_kernel = false;
-      asleep->armed_here = true;
-      asleep->spent.store(false, std::memory_order_relaxed);
-      asleep->dormant.store(false, std::memory_order_release);
-      ++registered_;
-      Registry::MakeReady(asleep);
-      kick = true;
-      notify = Registry::MayBeDirect(asleep);
-    } else if (Interest* interest = Registry::TakeInterest();
-               interest == nullptr) {
-      errno = ENOMEM;
-      result = -1;
-    } else {
-      if (!engine) {
-        result = real::epoll_ctl(fd_, op, fd, event);
-      }
-      if (result != 0) {
-        interest->next_of_set = Registry::free_interests;
-        Registry::free_interests = interest;
-      } else {
-        interest->set = this;
-        interest->sock = sock;
-        interest->fd = fd;
-        interest->events.store(event->events, std::memory_order_relaxed);
-        interest->data.store(event->data.u64, std::memory_order_relaxed);
-        Registry::SetInKernel(interest, !engine);
-        interest->in_user.store(false, std::memory_order_relaxed);
-        interest->was_user = false;
-        interest->spent.store(false, std::memory_order_relaxed);
-        interest->edge.store(true, std::memory_order_relaxed);
-        interest->direct.store(false, std::memory_order_relaxed);
-        interest->told_by_kernel = false;
-        interest->told = 0;  // belongs to another set's waits
-        interest->next_of_sock = sock->interests;
-        sock->interests = interest;
-        ++registered_;
-        notify = true;
-        // The stream has moved here from another set, which must not report it.
-        for (Interest* i = interest->next_of_sock; i != nullptr;) {
-          Interest* next = i->next_of_sock;
-          if (i->set != this && i->dormant.load(std::memory_order_relaxed)) {
-            lookers.Forget(i);
-          }
-          i = next;
-        }
-        if (engine) {
-          if (Registry::EnterUser(interest)) {
-            Registry::MakeReady(interest);
-            kick = true;
-          } else {
-            Registry::Forget(interest);
-            --registered_;
-            errno = ENOMEM;
-            result = -1;
-          }
-        }
-      }
-    }
-  } else if (op == EPOLL_CTL_MOD) {
-    if (found == nullptr) {
-      interest_latch.unlock();
-      return real::epoll_ctl(fd_, op, fd, event);
-    }
-    if (found->in_kernel) {
-      result = real::epoll_ctl(fd_, op, fd, event);
-    } else if (!found->in_user.load(std::memory_order_relaxed)) {
-      // A spent ONESHOT that came back from a lane was on neither side since.
-      if (!engine) {
-        result = real::epoll_ctl(fd_, EPOLL_CTL_ADD, fd, event);
-        if (result == 0) Registry::SetInKernel(found, true);
-      } else if (Registry::EnterUser(found)) {
-        notify = true;
-      } else {
-        errno = ENOMEM;
-        result = -1;
-      }
-    } else if ((found->events.load() | event->events) & EPOLLEXCLUSIVE) {
-      errno = EINVAL;
-      result = -1;
-    }
-    if (result == 0) {
-      // While its data change, the registration asks for nothing.  A look
-      // without the latch reads the data first.  It has both values of one
-      // arming, or looks again.
-      found->events.store(0, std::memory_order_relaxed);
-      Registry::SetData(found, event->data.u64);
-      found->events.store(event->events, std::memory_order_release);
-      found->told_by_kernel = false;
-      found->armed_here = true;
-      found->spent.store(false, std::memory_order_relaxed);
-      found->edge.store(true, std::memory_order_relaxed);
-      if (found->in_user.load(std::memory_order_relaxed)) {
-        if (FoundAnyway(found)) {
-          // Orders what has just been stored before the look at the sleepers.
-          base::FullFence();
-        } else {
-          Registry::MakeReady(found);
-        }
-        kick = true;
-        notify = notify || Registry::MayBeDirect(found);
-      }
-    }
-  } else if (op == EPOLL_CTL_DEL) {
-    if (found == nullptr) {
-      interest_latch.unlock();
-      return real::epoll_ctl(fd_, op, fd, event);
-    }
-    if (found->in_kernel) result = real::epoll_ctl(fd_, op, fd, event);
-    if (result == 0) {
-      --registered_;
-      if (found->in_user.load(std::memory_order_relaxed)) {
-        Registry::PutToSleep(found);
-      } else {
-        lookers.Forget(found);
-        notify = true;
-      }
-    }
-  } else {
-    errno = EINVAL;
-    result = -1;
-  }
+  const bool may = MayChange(number, op, fd, sock);
+  if (may) call.Change();
   interest_latch.unlock();
-  lookers.WaitOut();
-  if (kick) {
-    Registry::KickSleepers(this);
-    // A thread that has slept since before the set had a stream in user space
-    // is not counted as a sleeper.  The bell is in its set by now.
-    if (!had_user) KickBell();
-  }
-  if (result == 0 && engine && notify) InterestsNotify(sock);
-  return result;
+  return may ? call.Finish() : kStale;
 }
 
 void EpollSet::SetNested() {

@@ -17,82 +17,10 @@
 #include "lib/posix/epoll_mirror.h"
 #include "lib/posix/file.h"
 #include "lib/posix/interest_latch.h"
+#include "lib/posix/interests.h"
 #include "lib/posix/signals.h"
 
 namespace rcsock::posix {
-
-class Sock;
-class EpollSet;
-
-// A pointer that is written with the interest latch.  A wait reads it with its
-// own latch alone, while another thread may close the set, or the object that
-// the pointer names.  The wait uses at once what it found on its list.  Where
-// another object would matter, it reads again.
-template <class T>
-class Loose {
- public:
-  Loose& operator=(T* to) {
-    at_.store(to, std::memory_order_relaxed);
-    return *this;
-  }
-  operator T*() const { return at_.load(std::memory_order_relaxed); }
-  T* operator->() const { return *this; }
-
- private:
-  std::atomic<T*> at_{nullptr};
-};
-
-// One registration of a stream in an epoll set.  It comes from a pool, and is
-// never freed.  While the stream is on TCP the kernel has the registration
-// (in_kernel).  Otherwise it is in user space, and the kernel does not know it.
-//
-// All that a report needs fits in one cache line.
-struct alignas(64) Interest {
-  Loose<EpollSet> set;  // null: free
-  Loose<Sock> sock;
-  std::atomic<std::uint64_t> data{0};  // epoll_data_t::u64
-  std::atomic<std::uint32_t> events{0};
-  std::uint32_t told = 0;  // the last wait that has reported it
-  Interest* next_of_sock RC_GUARDED_BY(interest_latch) = nullptr;
-  Interest* ready_next = nullptr;  // the set's ready list
-  Interest* ready_prev = nullptr;
-  std::atomic<bool> ready{false};  // is on the list; written with ready_latch_
-  bool in_kernel RC_GUARDED_BY(interest_latch) = false;
-  std::atomic<bool> in_user{false};
-  std::atomic<bool> spent{false};  // EPOLLONESHOT, reported
-  std::atomic<bool> edge{false};   // EPOLLET: something has happened since the
-                                   // last report
-  // Deleted, but kept for the ADD that follows in programs that delete and add
-  // for each request.  It reports nothing, and does not exist for epoll_ctl.
-  std::atomic<bool> dormant{false};
-  // Every wait looks at its lane.  Written with the interest latch.
-  std::atomic<bool> direct{false};
-  // Reports in a row with short gaps.  Guarded by the set's wait_latch_.
-  std::uint8_t warm = 0;
-
-  // EPOLLONESHOT: the kernel has reported it.
-  bool told_by_kernel RC_GUARDED_BY(interest_latch) = false;
-  // EPOLLONESHOT: armed since it has left the kernel.
-  bool armed_here RC_GUARDED_BY(interest_latch) = false;
-  // EPOLLONESHOT: /proc is to say whether the kernel has reported it.
-  bool asked RC_GUARDED_BY(interest_latch) = false;
-  // local_tcp_ of its set counts it.
-  bool counted RC_GUARDED_BY(interest_latch) = false;
-  // moves_ of the set when it left the kernel.
-  std::uint32_t moved_at RC_GUARDED_BY(interest_latch) = 0;
-  int fd RC_GUARDED_BY(interest_latch) = -1;
-  Interest* next_of_set = nullptr;  // the set's interests in user space
-  Interest* prev_of_set RC_GUARDED_BY(interest_latch) = nullptr;
-  // Since it has been in user space, a wait may look at it without the latch.
-  bool was_user RC_GUARDED_BY(interest_latch) = false;
-  EpollSet* was_of = nullptr;  // its set, while it is in a Lookers
-
-  // Whether it is still armed with what a look has read without the latch.
-  bool Is(std::uint32_t its_events, std::uint64_t its_data) const {
-    return events.load(std::memory_order_relaxed) == its_events &&
-           data.load(std::memory_order_relaxed) == its_data;
-  }
-};
 
 namespace hook {
 // epoll_wait without the short way.
@@ -368,6 +296,10 @@ class EpollSet final : public File {
   [[gnu::cold, gnu::noinline]] bool IsAtToo(int number) const {
     return Named(number) == this;
   }
+  // Looks in a turn of a short wait.
+  static constexpr int kQuickLooks = 8;
+  static bool AwaitOne(const lane::Lane* lane, int looks);
+  void AwaitDirect(int looks) RC_REQUIRES(wait_latch_);
   int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait)
       RC_EXCLUDES(wait_latch_);
   int LookAtHot(int fd, epoll_event* out, int capacity, bool may_wait)
@@ -426,10 +358,25 @@ class EpollSet final : public File {
   int TellFresh(const Fresh& fresh, epoll_event* out, int capacity)
       RC_REQUIRES(wait_latch_);
   void DrainSources();
+  struct Batch;
+  enum class Listed;
   int Collect(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
+  void TakeListed(Batch* batch, int most) RC_REQUIRES(wait_latch_)
+      RC_EXCLUDES(ready_latch_);
+  Listed TellListed(Interest* interest, epoll_event* out)
+      RC_REQUIRES(wait_latch_);
+  static bool TakeEdge(Interest* interest, Sock* sock)
+      RC_EXCLUDES(interest_latch);
+  [[gnu::noinline]] static void ListAnew(Interest* interest)
+      RC_EXCLUDES(interest_latch);
+  void PutBack(const Batch& batch) RC_REQUIRES(wait_latch_)
+      RC_EXCLUDES(ready_latch_);
   bool Spend(Interest* interest, const Sock* sock, std::uint32_t events,
              std::uint64_t* data);
-  bool FoundAnyway(const Interest* interest) RC_REQUIRES(interest_latch);
+  class CtlCall;
+  bool MayChange(int number, int op, int fd, const Sock* sock) const
+      RC_REQUIRES(interest_latch);
+  static bool FoundAnyway(const Interest* interest) RC_REQUIRES(interest_latch);
   bool SomethingReady() RC_REQUIRES(wait_latch_);
   void UpdateMirrorLatched(bool rang) RC_REQUIRES(wait_latch_)
       RC_EXCLUDES(interest_latch);
@@ -447,6 +394,7 @@ class EpollSet final : public File {
   bool ToldByLane(const epoll_event& event, std::uint32_t before);
   int DirectRoom(int room) RC_REQUIRES(wait_latch_);
   class Sleep;
+  class WaitCall;
   bool LeavesWork() RC_REQUIRES(wait_latch_) {
     return sleepers_.load(std::memory_order_seq_cst) != 0 && LeavesSome();
   }
@@ -601,50 +549,6 @@ class EpollSet final : public File {
   // registration by its data alone.
   std::atomic<std::uint32_t> local_data_[256] = {};
 };
-
-// Moves an adopted stream's registrations out of the kernel's sets.  False: the
-// move comes soon, and Sock::Moved is called after it.  The caller holds no
-// latch.
-bool InterestsToUser(Sock* sock);
-// Whether they have been moved.
-bool InterestsInUser(const Sock* sock);
-// Moves them back when the stream is plain again.  The caller holds no latch.
-void InterestsToKernel(Sock* sock);
-// The stream's lane has come, or is about to go.  Sets that look at the stream
-// directly look anew.  `barrier`: returns when no thread can be looking at the
-// old lane.  The caller then holds no latch.
-void InterestsRefresh(Sock* sock, bool barrier);
-// Readiness may have changed: makes an edge for each registration.  `room`:
-// only that more can be written, which is no edge for a registration that asks
-// for input alone.
-void InterestsReady(Sock* sock, bool room = false);
-// Threads that sleep in the stream's sets, on either side, look again.
-void InterestsKick(Sock* sock);
-// The stream's peer is known now.
-void InterestsPeer(Sock* sock);
-// A descriptor of the stream is closed; `fd` -1 is the last, and drops all
-// registrations.  `kept`: a number of the stream that is about to be closed
-// while the open file lives on, else -1.
-void InterestsDrop(Sock* sock, int fd, int kept = -1);
-// Whether there is a registration by this number.
-bool InterestsNamed(Sock* sock, int fd);
-// Whether a registration is in a set that stays open across exec.  The new
-// program would not know of it.
-bool InterestsKept(Sock* sock);
-// The bell of a set that watches the stream, made if need be.  Returns
-// `otherwise` if no set does.
-int InterestsBell(Sock* sock, int otherwise);
-// The stream is the kernel's, but has unread bytes that the kernel does not
-// know of.  Reports what `set` should tell of them now, and returns the number
-// of events.
-int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity);
-// Sets the notify bits and the bell that the stream's registrations ask of its
-// lane.
-void InterestsNotify(Sock* sock);  // takes the stream's latches
-// Around fork, and in its child.
-void InterestsForkLock();
-void InterestsForkUnlock(bool child);
-void InterestsForkChild();
 
 }  // namespace rcsock::posix
 

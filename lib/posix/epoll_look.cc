@@ -346,6 +346,27 @@ bool EpollSet::KernelDueNext() const {
              kKernelLookUs * base::ticks_per_us;
 }
 
+// Looks at a lane up to `looks` times.  Returns whether it has something.
+[[gnu::always_inline]] inline bool EpollSet::AwaitOne(const lane::Lane* lane,
+                                                      int looks) {
+  while (!lane->RxPendingQuick()) {
+    base::LookOnce();
+    if (--looks == 0) return false;
+  }
+  return true;
+}
+
+// Looks at the direct streams up to `looks` times, until one has something.
+[[gnu::always_inline]] inline void EpollSet::AwaitDirect(int looks) {
+  for (; looks > 0; --looks) {
+    bool pending = false;
+    for (int d = 0; d < direct_count_; ++d) {
+      pending |= direct_[d].lane->RxPendingQuick();
+    }
+    if (pending) return;
+  }
+}
+
 [[gnu::always_inline]] inline int EpollSet::LookAtHot(int fd, epoll_event* out,
                                                       int capacity,
                                                       bool may_wait) {
@@ -356,8 +377,7 @@ bool EpollSet::KernelDueNext() const {
   bool leaves = false;
   ++wait_number_;
   if (CoolDue()) Cool();
-  constexpr int kLooks = 8;
-  int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
+  int turns = may_wait ? Spinner::QuickTurns() / kQuickLooks : 0;
   bool first = true;
   do {
     if (!HasUser() || !IsAt(fd)) break;
@@ -367,13 +387,7 @@ bool EpollSet::KernelDueNext() const {
     // With few streams, each is looked at several times for one look at all
     // others.
     const bool few = direct_count_ > 0 && direct_count_ <= 4 && turns > 0;
-    for (int look = 1; look < kLooks && few && !cold; ++look) {
-      bool pending = false;
-      for (int d = 0; d < direct_count_; ++d) {
-        pending |= direct_[d].lane->RxPendingQuick();
-      }
-      if (pending) break;
-    }
+    if (few && !cold) AwaitDirect(kQuickLooks - 1);
     const int room = DirectRoom(capacity);
     filled = TellFew(out, room);
     if (filled > 0) {
@@ -424,7 +438,6 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
   int filled = 0;
   bool leaves = false;
   ++wait_number_;
-  constexpr int kLooks = 8;
   int turns = 0;
   for (bool first = true;; first = false) {
     if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0 ||
@@ -437,13 +450,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
     // takes it off the list.
     const bool one = direct_count_ == 1 && direct_[0].lane->InMemory();
     if (one) [[likely]] {
-      const lane::Lane* const lane = direct_[0].lane;
-      int looks = first ? 1 : kLooks;
-      while (!lane->RxPendingQuick()) {
-        base::LookOnce();
-        if (--looks == 0) break;
-      }
-      if (looks > 0) [[likely]]
+      if (AwaitOne(direct_[0].lane, first ? 1 : kQuickLooks)) [[likely]]
         filled = TellOne(direct_[0], out) ? 1 : 0;
     } else {
       filled = TellFew(out, capacity);
@@ -459,15 +466,9 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
       undrained_ = 0;
       DrainPoller();
     }
-    if (first) turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
+    if (first) turns = may_wait ? Spinner::QuickTurns() / kQuickLooks : 0;
     if (--turns < 0 || wait_latch_.Contended()) break;
-    for (int look = 1; look < kLooks && !one && direct_count_ <= 4; ++look) {
-      bool pending = false;
-      for (int d = 0; d < direct_count_; ++d) {
-        pending |= direct_[d].lane->RxPendingQuick();
-      }
-      if (pending) break;
-    }
+    if (!one && direct_count_ <= 4) AwaitDirect(kQuickLooks - 1);
   }
   wait_latch_.unlock();
   // As at the end of Wait.

@@ -188,115 +188,171 @@ inline void EpollSet::Report(Interest* interest, Sock* sock) {
   }
 }
 
+// Registrations that a wait has taken off the ready list.
+struct EpollSet::Batch {
+  static constexpr int kMost = 64;
+  Interest* interests[kMost];
+  int count = 0;
+  int kept = 0;  // how many are put back; they are at the front
+
+  void Keep(Interest* interest) { interests[kept++] = interest; }
+};
+
+// What has become of a registration that was on the list.
+enum class EpollSet::Listed {
+  kNothing,  // it has nothing to report
+  kKept,     // it stays on the list, and is not reported
+  kTold,     // it is reported, and leaves the list
+  kToldAndKept,
+  kArmedAnew,  // the look is to be made again
+  kUntold,     // the program's array is not accessible
+};
+
+[[gnu::always_inline]] inline void EpollSet::TakeListed(Batch* batch,
+                                                        int most) {
+  int n = 0;
+  ready_latch_.lock();
+  while (n < Batch::kMost && n < most && ready_head_ != nullptr) {
+    batch->interests[n] = ready_head_;
+    Delist(ready_head_);
+    ++n;
+  }
+  ready_count_.fetch_sub(n, std::memory_order_seq_cst);
+  ready_latch_.unlock();
+  batch->count = n;
+}
+
+// Takes the registration's edge for this wait.  False: there is none.
+[[gnu::always_inline]] inline bool EpollSet::TakeEdge(Interest* interest,
+                                                      Sock* sock) {
+  // The peer's end makes an edge of its own when it is taken, so it is taken
+  // before this edge.
+  sock->TakeEnd();
+  if (!interest->edge.exchange(false, std::memory_order_relaxed)) return false;
+  if (interest->sock == sock) [[likely]]
+    return true;
+  ListAnew(interest);
+  return false;
+}
+
+// The registration has been closed since, and made for another stream.  The
+// edge was that stream's.
+void EpollSet::ListAnew(Interest* interest) {
+  interest_latch.lock();
+  if (interest->set != nullptr &&
+      interest->in_user.load(std::memory_order_relaxed)) {
+    Registry::MakeReady(interest);
+    Registry::KickSleepers(interest->set);
+  }
+  interest_latch.unlock();
+}
+
+namespace {
+
+// Whether a stream that has just been reported stays on the list.  `holds` is
+// what it has.
+[[gnu::always_inline]] inline bool StaysListed(const Interest* interest,
+                                               const Sock* sock,
+                                               std::uint32_t events,
+                                               std::uint32_t holds) {
+  if ((events & (EPOLLET | EPOLLONESHOT)) != 0) return false;
+  // Every wait looks at a direct stream that only has something to read in its
+  // ring.  That look does not see the stash, the end, or this end's SHUT_RD.
+  const bool found_anyway =
+      interest->direct.load(std::memory_order_acquire) && sock->OnLane() &&
+      (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
+      (holds & ~std::uint32_t{EPOLLRDNORM}) == (EPOLLIN | Sock::kInRing);
+  return !found_anyway;
+}
+
+}  // namespace
+
+// Looks at a registration that was on the list, and reports it if it is ready.
+[[gnu::always_inline]] inline EpollSet::Listed EpollSet::TellListed(
+    Interest* interest, epoll_event* out) {
+  Sock* const sock = interest->sock;
+  std::uint64_t data = interest->data.load(std::memory_order_acquire);
+  const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  if (interest->set != this || sock == nullptr ||
+      !interest->in_user.load(std::memory_order_relaxed) ||
+      interest->dormant.load(std::memory_order_acquire) ||
+      interest->spent.load(std::memory_order_relaxed)) {
+    return Listed::kNothing;
+  }
+  // This wait has reported it already, and reports no descriptor twice.  It
+  // stays listed.
+  if (interest->told == wait_number_) return Listed::kKept;
+  if ((events & EPOLLET) && !TakeEdge(interest, sock)) return Listed::kNothing;
+  // For all that a socket can be, EPOLL* and POLL* have equal values.
+  bool plain = false;
+  const std::uint32_t holds = sock->Readiness(
+      -1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
+      &plain);
+  const std::uint32_t ready = holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
+  // It has been armed anew meanwhile.  The edge that was taken may belong to
+  // the new arming.
+  if (!interest->Is(events, data)) [[unlikely]] {
+    interest->edge.store(true, std::memory_order_relaxed);
+    return Listed::kArmedAnew;
+  }
+  if (ready == 0 ||
+      ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock, events, &data))) {
+    return Listed::kNothing;
+  }
+  if (!base::TryTell(out, ready, data)) [[unlikely]]
+    return Listed::kUntold;
+  // The list may have become shorter meanwhile.  What has been put back would
+  // come again.
+  Report(interest, sock);
+  return StaysListed(interest, sock, events, holds) ? Listed::kToldAndKept
+                                                    : Listed::kTold;
+}
+
+[[gnu::always_inline]] inline void EpollSet::PutBack(const Batch& batch) {
+  int listed = 0;
+  ready_latch_.lock();
+  for (int k = 0; k < batch.kept; ++k) {
+    Interest* const interest = batch.interests[k];
+    if (interest->set == this && interest->in_user.load()) {
+      listed += Enlist(interest);
+    }
+  }
+  ready_count_.fetch_add(listed, std::memory_order_seq_cst);
+  ready_latch_.unlock();
+}
+
+// Registrations are taken off first, and put back at the end if still ready.
+// So level-triggered streams take turns, as in the kernel.
 int EpollSet::Collect(epoll_event* out, int capacity) {
-  // Registrations are taken off first, and put back at the end if still ready.
-  // So level-triggered streams take turns, as in the kernel.
-  Interest* batch[64];
   int filled = 0;
   int looked = 0;
   const int most = ready_count_.load(std::memory_order_relaxed);
   while (filled < capacity && looked < most) {
-    int n = 0;
-    int kept = 0;  // how many of the batch are put back; they are at its front
-    ready_latch_.lock();
-    while (n < 64 && n < capacity - filled && ready_head_ != nullptr) {
-      batch[n] = ready_head_;
-      Delist(ready_head_);
-      ++n;
-    }
-    ready_count_.fetch_sub(n, std::memory_order_seq_cst);
-    ready_latch_.unlock();
-    if (n == 0) break;
-    looked += n;
-    for (int b = 0; b < n; ++b) {
-      Interest* interest = batch[b];
-      Sock* sock = interest->sock;
-      std::uint64_t data = interest->data.load(std::memory_order_acquire);
-      const std::uint32_t events =
-          interest->events.load(std::memory_order_relaxed);
-      if (interest->set != this || sock == nullptr ||
-          !interest->in_user.load(std::memory_order_relaxed) ||
-          interest->dormant.load(std::memory_order_acquire) ||
-          interest->spent.load(std::memory_order_relaxed)) {
-        continue;
-      }
-      // This wait has reported it already, and reports no descriptor twice.  It
-      // stays listed.
-      if (interest->told == wait_number_) {
-        batch[kept++] = interest;
-        continue;
-      }
-      // The peer's end makes an edge of its own when it is taken, so it is
-      // taken before this edge.
-      if (events & EPOLLET) sock->TakeEnd();
-      if ((events & EPOLLET) &&
-          !interest->edge.exchange(false, std::memory_order_relaxed)) {
-        continue;
-      }
-      // The registration has been closed since, and made for another stream.
-      // The edge was that stream's.
-      if ((events & EPOLLET) && interest->sock != sock) [[unlikely]] {
-        interest_latch.lock();
-        if (interest->set != nullptr &&
-            interest->in_user.load(std::memory_order_relaxed)) {
-          Registry::MakeReady(interest);
-          Registry::KickSleepers(interest->set);
-        }
-        interest_latch.unlock();
-        continue;
-      }
-      // For all that a socket can be, EPOLL* and POLL* have equal values.
-      bool plain = false;
-      const std::uint32_t holds = sock->Readiness(
-          -1,
-          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
-          &plain);
-      const std::uint32_t ready =
-          holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
-      // It has been armed anew meanwhile.  The edge that was taken may belong
-      // to the new arming.
-      if (!interest->Is(events, data)) [[unlikely]] {
-        interest->edge.store(true, std::memory_order_relaxed);
+    Batch batch;
+    TakeListed(&batch, capacity - filled);
+    if (batch.count == 0) break;
+    looked += batch.count;
+    for (int b = 0; b < batch.count; ++b) {
+      Interest* const interest = batch.interests[b];
+      const Listed found = TellListed(interest, out + filled);
+      if (found == Listed::kArmedAnew) [[unlikely]] {
         --b;
         continue;
       }
-      if (ready == 0 || ((events & EPOLLONESHOT) != 0 &&
-                         !Spend(interest, sock, events, &data))) {
-        continue;
-      }
-      if (!base::TryTell(out + filled, ready, data)) [[unlikely]] {
+      if (found == Listed::kUntold) [[unlikely]] {
         // As in the kernel, this registration stays as it was, and so do those
         // behind it.
         Untold(interest);
-        for (++b; b < n; ++b) batch[kept++] = batch[b];
+        for (++b; b < batch.count; ++b) batch.Keep(batch.interests[b]);
         capacity = filled;
         break;
       }
-      // The list may have become shorter meanwhile.  What has been put back
-      // would come again.
-      Report(interest, sock);
-      ++filled;
-      if ((events & (EPOLLET | EPOLLONESHOT)) == 0 &&
-          !(interest->direct.load(std::memory_order_acquire) &&
-            sock->OnLane() && (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
-            (holds & ~std::uint32_t{EPOLLRDNORM}) ==
-                (EPOLLIN | Sock::kInRing))) {
-        // Every wait looks at a direct stream that only has something to read
-        // in its ring.  That look does not see the stash, the end, or this
-        // end's SHUT_RD.
-        batch[kept++] = interest;
+      if (found == Listed::kTold || found == Listed::kToldAndKept) ++filled;
+      if (found == Listed::kKept || found == Listed::kToldAndKept) {
+        batch.Keep(interest);
       }
     }
-    if (kept == 0) continue;
-    int listed = 0;
-    ready_latch_.lock();
-    for (int k = 0; k < kept; ++k) {
-      if (batch[k]->set == this && batch[k]->in_user.load()) {
-        listed += Enlist(batch[k]);
-      }
-    }
-    ready_count_.fetch_add(listed, std::memory_order_seq_cst);
-    ready_latch_.unlock();
+    if (batch.kept > 0) PutBack(batch);
   }
   return filled;
 }

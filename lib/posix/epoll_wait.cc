@@ -8,23 +8,19 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
-#include <ctime>
-#include <optional>
 
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
-#include "lib/base/guard.h"
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
-#include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/epoll_sleep.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/spin.h"
 #include "lib/posix/unread_wait.h"
 #include "lib/posix/user_arguments.h"
-#include "lib/posix/wait_mask.h"
+#include "lib/posix/wait_loop.h"
 
 namespace rcsock::posix {
 
@@ -99,84 +95,6 @@ void RecountWait(const CountedWait& wait) {
   static_cast<EpollSet*>(wait.set)->Recount(wait);
 }
 
-// A thread on its way into the kernel, and there: it is counted, and all is
-// armed.  Its end undoes both, on cancellation too.
-//
-// Its first part is a nap of kNapNs at most, as in ShmLane::SleepRx.  A nap is
-// armed without the heavy fence.  A sender may look at the armed word while its
-// message is still in its store buffer, and then kicks nobody.  The nap ends by
-// itself, and the look behind its end finds the message.  All other news comes
-// from threads that have fenced in full: Mark, PublishCredit, the board,
-// KickSleepers.
-//
-// A sender may miss a napping thread, but misses no other for that: the nap
-// makes a new generation, which only adds kicks.  An unlooked edge while others
-// sleep is different.  The thread must make sure of the others.  A sender that
-// this look misses may believe that it has kicked, in their generation.  A nap
-// may end with the kernel's news, and the thread then leaves without another
-// look.  So with such an edge the thread naps only if no other sleeps here.  A
-// thread that comes later arms and looks for itself.
-class EpollSet::Sleep {
- public:
-  // Arm() is a full fence, and so is the sender's side between its post and its
-  // look at the armed word.  sleepers_ does this for what threads of this
-  // process put on the ready list.  `unlooked`: see Leave.
-  //
-  // `life` is the set's at the start of the wait.  The closing thread changes
-  // it, then looks at sleepers_; all is sequentially consistent.  Either the
-  // closing thread sees the count and leaves the poller, or the counted thread
-  // sees the new life and touches nothing.
-  Sleep(EpollSet* set, std::uint32_t life, bool unlooked) : set_(set) {
-    Critical critical;
-    const int others = set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    if (set_->life_.load(std::memory_order_seq_cst) != life) {
-      set_->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-      return;
-    }
-    tls_signals.wait.sleeper = true;
-    poller_ = set_->poller_.get();
-    if (poller_ != nullptr) {
-      naps_ = poller_->Fences() && (others == 0 || !unlooked);
-      naps_ ? poller_->ArmForNap() : poller_->Arm();
-    }
-    count_ = set_->source_count_.load(std::memory_order_seq_cst);
-    for (int i = 0; i < count_; ++i) (sources_[i] = set_->source(i))->Arm();
-  }
-  ~Sleep() {
-    Critical critical;
-    // Otherwise a handler ends the thread.
-    if (tls_signals.wait.sleeper) {
-      // The bell comes first: what the sources drain need not ring for this
-      // thread.
-      if (poller_ != nullptr) poller_->Disarm();
-    }
-    for (int i = 0; i < count_; ++i) sources_[i]->Disarm(rang);
-    if (!tls_signals.wait.sleeper) return;
-    tls_signals.wait.sleeper = false;
-    set_->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-  }
-  Sleep(const Sleep&) = delete;
-  Sleep& operator=(const Sleep&) = delete;
-
-  bool naps() const { return naps_; }
-  // The nap is over, and has found nothing.  Arms for good, with a new
-  // generation.  Then the caller looks.
-  void Deepen() {
-    Critical critical;
-    naps_ = false;
-    if (poller_ != nullptr) poller_->Renew();
-  }
-
-  bool rang = false;
-
- private:
-  EpollSet* const set_;
-  lane::shm::ShmPoller* poller_ = nullptr;  // armed by this sleep
-  bool naps_ = false;
-  int count_ = 0;
-  lane::Source* sources_[kMostSources];
-};
-
 // Gives the other sleepers a new generation.  The kernel gives an edge to one
 // thread, and a sender kicks once in a generation.  So the edge has used up the
 // generation of all sleepers.  Without a new generation the next message would
@@ -220,275 +138,390 @@ bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
   return ready;
 }
 
+// One call of epoll_wait: what it was asked for, and how far it is.
+class EpollSet::WaitCall {
+ public:
+  WaitCall(EpollSet* set, Leave* leave, epoll_event* out, int capacity,
+           std::int64_t timeout_ns, const sigset_t* mask)
+      : set_(set),
+        leave_(leave),
+        out_(out),
+        capacity_(capacity),
+        limits_(timeout_ns, mask, leave->signals) {}
+
+  int Run() {
+    while (!set_->HasUser()) {
+      if (SleepAsStranger()) return Result();
+    }
+    moves_ = set_->moves();
+    if (!LookAtKernelFirst()) WaitLoop(this, &limits_);
+    return closed_ ? Result() : Finish();
+  }
+
+  // --- For WaitLoop.
+  bool Look();
+  void LastLook() {
+    limits_.Expire();
+    Look();
+  }
+  bool Spin() const { return spins_; }
+  bool Sleep();
+  bool Fail(int error) {
+    error_ = error;
+    return End(-1);
+  }
+
+ private:
+  // What one look has found.
+  struct Found {
+    int events = 0;
+    bool asks = false;    // the kernel is to be asked
+    bool peeked = false;  // the lanes may have something, and wait for the
+                          // kernel's word
+    bool leaves = false;  // it leaves something for another thread
+    bool over = false;    // it has spun for long enough
+    unsigned turns = 0;
+  };
+  class Armed;
+
+  bool SleepAsStranger();
+  bool LookAtKernelFirst();
+  bool LookAtLanes(Found* found) RC_EXCLUDES(set_->wait_latch_);
+  bool LookOnce(Found* found, bool crowded) RC_REQUIRES(set_->wait_latch_);
+  void Tell(Found* found, bool crowded) RC_REQUIRES(set_->wait_latch_);
+  bool SpinLatched(Found* found) RC_REQUIRES(set_->wait_latch_);
+  bool AskKernel(Found* found);
+  int Finish();
+  // Another thread has closed the set, which may be another set by now.  On TCP
+  // a wait would sleep on.
+  bool Gone() const {
+    return set_->life_.load(std::memory_order_seq_cst) != leave_->life;
+  }
+  // Each of these ends the call, and returns true.
+  bool End(int result) {
+    result_ = result;
+    return true;
+  }
+  bool Close() {
+    closed_ = true;
+    return true;
+  }
+  int Result() {
+    if (closed_) return leave_->Closed();
+    if (result_ < 0) errno = error_;
+    return result_;
+  }
+
+  EpollSet* const set_;
+  Leave* const leave_;
+  epoll_event* const out_;
+  const int capacity_;
+  WaitLimits limits_;
+  Spinner spin_;
+  std::uint32_t moves_ = 0;  // of the set when the wait began
+  int result_ = 0;
+  int error_ = 0;
+  bool closed_ = false;
+  // The next look includes the bitmaps and the list.
+  bool due_ = false;
+  bool spins_ = false;  // the last look has left time to spin
+};
+
+// Waits in the kernel's part alone, since no stream is in user space.  Returns
+// whether the call is over.
+bool EpollSet::WaitCall::SleepAsStranger() {
+  // The edge may have meant the first stream, which has not come, or will make
+  // another edge.  It may have meant unread bytes, for which this looks now.
+  leave_->Looked();
+  if (AnyUnread()) {
+    const int n = EpollFindsUnread(set_, out_, capacity_);
+    if (n > 0) return End(n);
+    if (NowhereToTell(out_)) return Fail(EFAULT);
+  }
+  int n = kOnlyBell;
+  bool interrupted = false;
+  leave_->Ask();
+  {
+    const Stranger stranger(set_, true);
+    if (Gone()) [[unlikely]]
+      return Close();
+    limits_.BlockMask();
+    interrupted = limits_.Interrupted();
+    if (stranger.MaySleep()) {
+      n = set_->KernelWait(out_, capacity_, interrupted ? 0 : limits_.Left(),
+                           limits_.mask(), &leave_->unlooked);
+      error_ = errno;
+    }
+  }
+  if (n != kOnlyBell && !(n == 0 && interrupted)) return End(n);
+  if (set_->HasUser()) return false;
+  // A look that does not wait cannot be ended by a handler.
+  if (interrupted && limits_.Waits()) return Fail(EINTR);
+  return limits_.Left() == 0 && End(0);
+}
+
+// However busy the lanes are, kernel descriptors get their look.  It comes
+// first, so that ready streams cannot take all the room.  Returns whether the
+// call is over.
+//
+// The bitmaps and the list get their look every fourth time, too.  Otherwise a
+// direct stream that always has something would keep them waiting.
+bool EpollSet::WaitCall::LookAtKernelFirst() {
+  if (set_->InOrderWithKernel(capacity_) || !set_->KernelDue() || Gone()) {
+    return false;
+  }
+  due_ = true;
+  leave_->Ask();
+  const int n = set_->KernelWait(out_, capacity_ > 1 ? capacity_ / 2 : 1, 0,
+                                 nullptr, &leave_->unlooked);
+  return n > 0 &&
+         End(set_->WithLanes(out_, n, capacity_, kNoBell, moves_, leave_));
+}
+
+// Looks at the lanes, and spins.  Then looks at the kernel if that is due.
+bool EpollSet::WaitCall::Look() {
+  Found found;
+  if (!LookAtLanes(&found)) return Close();
+  if (found.leaves) {
+    Registry::KickSleepers(set_);
+    leave_->Looked();
+  }
+  if (found.asks && !AskKernel(&found)) return true;
+  if (found.events > 0) return End(found.events);
+  if (NowhereToTell(out_)) [[unlikely]] {
+    Registry::KickSleepers(set_);
+    return Fail(EFAULT);
+  }
+  spins_ = !found.over;
+  return !limits_.Waits();
+}
+
+// Looks and spins with the wait latch.  False: the set has been closed.
+[[gnu::always_inline]] inline bool EpollSet::WaitCall::LookAtLanes(
+    Found* found) {
+  Critical critical;
+  const bool crowded = set_->crowded_.load(std::memory_order_relaxed);
+  if (__builtin_expect(crowded, 0) &&
+      !set_->heats_.load(std::memory_order_relaxed)) {
+    set_->LeaveDirect();
+  }
+  set_->wait_latch_.lock();
+  if (Gone()) [[unlikely]] {
+    set_->wait_latch_.unlock();
+    return false;
+  }
+  ++set_->wait_number_;
+  set_->DisarmAwake();
+  if (crowded && set_->CoolDue()) set_->Cool();
+  while (LookOnce(found, crowded)) {
+  }
+  set_->wait_latch_.unlock();
+  return true;
+}
+
+// Returns whether the thread looks again without giving up the latch.
+[[gnu::always_inline]] inline bool EpollSet::WaitCall::LookOnce(Found* found,
+                                                                bool crowded) {
+  if (!set_->HasUser()) {
+    found->over = true;
+    found->asks = !limits_.Waits();
+    return false;
+  }
+  set_->Rebuild();
+  if (set_->InOrderWithKernel(capacity_)) {
+    found->asks = found->peeked = set_->Peek(!limits_.Waits());
+  } else {
+    Tell(found, crowded);
+  }
+  if (found->events == 0 && !found->peeked) {
+    if (!limits_.Waits()) {
+      found->asks = true;
+    } else if ((++found->turns & 15) == 0) {
+      limits_.StartClock();
+      found->asks = set_->TimeForKernel();
+    }
+  }
+  if (found->events > 0) found->leaves = set_->LeavesWork();
+  return found->events == 0 && !found->asks && limits_.MaskInForce() &&
+         SpinLatched(found);
+}
+
+// Reports what the lanes have.  If there are direct streams, only a few looks
+// include the bitmaps and the list.  So messages on direct streams are found
+// early.
+[[gnu::always_inline]] inline void EpollSet::WaitCall::Tell(Found* found,
+                                                            bool crowded) {
+  const int room = set_->DirectRoom(capacity_);
+  found->events = set_->TellDirect(out_, room);
+  if (crowded) set_->hot_hits_ += static_cast<std::uint32_t>(found->events);
+  set_->undrained_ += due_ || (crowded && found->events == 0) ? kColdLooks : 1;
+  due_ = false;
+  if (set_->direct_count_ != 0 && set_->undrained_ < kDirectLooks &&
+      (limits_.Waits() || found->events > 0) &&
+      set_->ready_count_.load(std::memory_order_relaxed) <= 0) {
+    return;
+  }
+  set_->undrained_ = 0;
+  found->events +=
+      set_->DrainAndCollect(out_ + found->events, capacity_ - found->events);
+  if (found->events == 0 && room == 0) {
+    found->events = set_->TellDirect(out_, capacity_);
+  }
+}
+
+// One turn of the spin.  Lets another thread have the latch, or the processor.
+// False: the spin is over.
+[[gnu::always_inline]] inline bool EpollSet::WaitCall::SpinLatched(
+    Found* found) {
+  if (set_->wait_latch_.Contended()) {
+    set_->wait_latch_.Yield();
+    if (Gone()) {
+      found->over = true;
+      return false;
+    }
+  }
+  // The thread that gets the processor meanwhile may be the sender.
+  const auto yield = [this] {
+    set_->wait_latch_.AssertHeld();
+    if (set_->InOrderWithKernel(capacity_)) set_->ArmAwake();
+    ::sched_yield();
+    set_->DisarmAwake();
+  };
+  found->over = !spin_.Go(yield);
+  return !found->over;
+}
+
+// Adds what the kernel has.  False: the call has failed.
+bool EpollSet::WaitCall::AskKernel(Found* found) {
+  leave_->Ask();
+  int ahead = kNoBell;
+  // Keeps room for what the lanes have.
+  const int more =
+      set_->KernelWait(out_, found->peeked ? capacity_ / 2 : capacity_, 0,
+                       nullptr, &leave_->unlooked, &ahead);
+  if (more < 0 && more != kOnlyBell) return !Fail(errno);
+  if (more > 0 && set_->LanesWereEmpty()) ahead = more;
+  if (more > 0 || found->peeked) {
+    found->events = set_->WithLanes(out_, std::max(more, 0), capacity_, ahead,
+                                    moves_, leave_);
+    if (found->events == 0 && !spin_.Go()) found->over = true;
+  }
+  return true;
+}
+
+// For LookThenSleep.
+class EpollSet::WaitCall::Armed {
+ public:
+  static constexpr int kFound = kOnlyBell;
+
+  explicit Armed(WaitCall* call)
+      : call_(call),
+        armed_at_(base::Ticks()),
+        sleep_(call->set_, call->leave_->life, call->leave_->unlooked) {}
+
+  bool Look() {
+    if (call_->Gone()) return true;
+    const bool ready = call_->set_->LookBeforeSleep(naps(), armed_at_);
+    // It has armed anew before this look.
+    call_->leave_->Looked();
+    // A stream that has gone to the kernel since leaves the ready list.  It may
+    // have bytes that the kernel does not know of.
+    if (!ready && AnyUnread()) {
+      call_->result_ =
+          EpollFindsUnread(call_->set_, call_->out_, call_->capacity_);
+    }
+    if (ready || call_->result_ > 0 || tls_untold) return true;
+    if (slept_from_ == 0) slept_from_ = base::Ticks();
+    return false;
+  }
+  bool naps() const { return sleep_.naps(); }
+  int Sleep(const SleepPart& part) {
+    last_ = part.last;
+    return call_->set_->KernelWait(call_->out_, call_->capacity_, part.ns,
+                                   call_->limits_.mask(),
+                                   &call_->leave_->unlooked, &ahead_);
+  }
+
+  // A nap with more time behind it has found nothing.
+  bool MayDeepen() const { return naps() && !last_; }
+  void Deepen() { sleep_.Deepen(); }
+  // The thread is awake.  Returns how many of the kernel's `n` events came
+  // before what the lanes have.
+  int Woken(int n) {
+    if (slept_from_ != 0) Spinner::Slept(slept_from_);
+    sleep_.rang = call_->leave_->unlooked;
+    if (n <= 0 || ahead_ != kNoBell) return ahead_;
+    // No sender has rung.  So no lane had anything before the kernel's events,
+    // except from a sender that saw no armed thread.  Only naps are missed in
+    // this way.
+    return naps() ? 0 : n;
+  }
+
+ private:
+  WaitCall* const call_;
+  const std::uint64_t armed_at_;
+  EpollSet::Sleep sleep_;
+  std::uint64_t slept_from_ = 0;  // ticks; 0: it has not slept
+  int ahead_ = kNoBell;
+  bool last_ = false;
+};
+
+// Arm, look, sleep.  A nap comes first.
+bool EpollSet::WaitCall::Sleep() {
+  int n = kOnlyBell;
+  int ahead = kNoBell;
+  leave_->Owe();
+  {
+    Armed armed(this);
+    n = LookThenSleep(&armed, &limits_);
+    if (n == 0 && armed.MayDeepen()) {
+      armed.Deepen();
+      n = LookThenSleep(&armed, &limits_);
+    }
+    error_ = errno;
+    if (n == 0 && armed.naps()) {
+      // The time is over, and only the look is left.
+      limits_.Expire();
+      n = kOnlyBell;
+    }
+    ahead = armed.Woken(n);
+  }
+  if (Gone()) return Close();
+  if (result_ > 0) return true;
+  if (n > 0) {
+    return End(set_->WithLanes(out_, n, capacity_, ahead, moves_, leave_));
+  }
+  if (n != kOnlyBell && (n != 0 || limits_.Left() == 0)) return End(n);
+  spin_ = Spinner();
+  return false;
+}
+
+// Returns the result, and leaves nothing behind for which no thread is awake.
+int EpollSet::WaitCall::Finish() {
+  // A thread that leaves work behind wakes the next thread.
+  if (result_ > 0 && set_->ready_count_.load(std::memory_order_seq_cst) > 0) {
+    Registry::KickSleepers(set_);
+    leave_->Looked();
+  }
+  // A woken thread looks itself at what has come to streams that are the
+  // kernel's.
+  if (leave_->unlooked && set_->HasUser() && !AnyUnread() &&
+      set_->NothingBehind()) {
+    leave_->Looked();
+  }
+  set_->WatchAway();
+  return Result();
+}
+
 int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
                    std::int64_t timeout_ns, const sigset_t* mask) {
-  std::uint32_t signals = leave->signals;
-  const std::uint32_t life = leave->life;
-  // The set was closed meanwhile, and may be another set by now.  On TCP a wait
-  // would sleep on.
-  const auto gone = [&] {
-    return life_.load(std::memory_order_seq_cst) != life;
-  };
-  // Set when the first look has found nothing, so that a wait with ready
-  // streams reads no clock.
-  std::uint64_t deadline = 0;
-  const auto left = [&]() -> std::int64_t {
-    if (timeout_ns <= 0) return timeout_ns;
-    const std::uint64_t now = base::NowNs();
-    if (deadline == 0) deadline = now + static_cast<std::uint64_t>(timeout_ns);
-    return now >= deadline ? 0 : static_cast<std::int64_t>(deadline - now);
-  };
   if (!MayHold(capacity)) return real::epoll_wait(fd_, out, capacity, 0);
   if (Null(out)) {
     errno = EFAULT;
     return -1;
   }
-  WaitMask wait_mask(mask);
-  while (!HasUser()) {
-    // The edge may have meant the first stream, which has not come, or will
-    // make another edge.  It may have meant unread bytes, for which this looks
-    // now.
-    leave->Looked();
-    if (AnyUnread()) {
-      const int n = EpollFindsUnread(this, out, capacity);
-      if (n > 0) return n;
-      if (NowhereToTell(out)) {
-        errno = EFAULT;
-        return -1;
-      }
-    }
-    int n = kOnlyBell;
-    bool interrupted = false;
-    leave->Ask();
-    {
-      const Stranger stranger(this, true);
-      if (gone()) [[unlikely]]
-        return leave->Closed();
-      if (wait_mask.Block()) signals = tls_signals.any;
-      interrupted = tls_signals.any != signals;
-      if (stranger.MaySleep()) {
-        n = KernelWait(out, capacity, interrupted ? 0 : left(), mask,
-                       &leave->unlooked);
-      }
-    }
-    if (n != kOnlyBell && !(n == 0 && interrupted)) return n;
-    if (HasUser()) break;
-    // A look that does not wait cannot be ended by a handler.
-    if (interrupted && timeout_ns != 0) {
-      errno = EINTR;
-      return -1;
-    }
-    if (left() == 0) return 0;
-  }
-  int result = 0;
-  int error = 0;
-  Spinner spin;
-  // However busy the lanes are, kernel descriptors get their look.  It comes
-  // first, so that ready streams cannot take all the room.
-  const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
-  // The bitmaps and the list get their look every fourth time, too.  Otherwise
-  // a direct stream that always has something would keep them waiting.
-  bool due = false;
-  if (!InOrderWithKernel(capacity) && KernelDue() && !gone()) {
-    due = true;
-    leave->Ask();
-    const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
-                             &leave->unlooked);
-    if (n > 0) result = WithLanes(out, n, capacity, kNoBell, moves, leave);
-  }
-  while (result == 0) {
-    int filled = 0;
-    bool kernel = false;
-    bool peeked = false;
-    bool over = false;
-    bool leaves = false;
-    unsigned turns = 0;
-    {
-      Critical critical;
-      const bool crowded = crowded_.load(std::memory_order_relaxed);
-      if (__builtin_expect(crowded, 0) &&
-          !heats_.load(std::memory_order_relaxed)) {
-        LeaveDirect();
-      }
-      wait_latch_.lock();
-      if (gone()) [[unlikely]] {
-        wait_latch_.unlock();
-        return leave->Closed();
-      }
-      ++wait_number_;
-      DisarmAwake();
-      if (crowded && CoolDue()) Cool();
-      for (;;) {
-        if (!HasUser()) {
-          over = true;
-          kernel = timeout_ns == 0;
-          break;
-        }
-        Rebuild();
-        if (InOrderWithKernel(capacity)) {
-          kernel = peeked = Peek(timeout_ns == 0);
-        } else {
-          const int room = DirectRoom(capacity);
-          filled = TellDirect(out, room);
-          if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
-          // If there are direct streams, only a few looks include the bitmaps
-          // and the list.  So messages on direct streams are found early.
-          undrained_ += due || (crowded && filled == 0) ? kColdLooks : 1;
-          due = false;
-          if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
-              (timeout_ns == 0 && filled == 0) ||
-              ready_count_.load(std::memory_order_relaxed) > 0) {
-            undrained_ = 0;
-            filled += DrainAndCollect(out + filled, capacity - filled);
-            if (filled == 0 && room == 0) filled = TellDirect(out, capacity);
-          }
-        }
-        if (filled == 0 && !peeked) {
-          if (timeout_ns == 0) {
-            kernel = true;
-          } else if ((++turns & 15) == 0) {
-            if (deadline == 0) left();
-            kernel = TimeForKernel();
-          }
-        }
-        if (filled > 0) leaves = LeavesWork();
-        if (filled > 0 || kernel || !wait_mask.InForce()) break;
-        if (wait_latch_.Contended()) {
-          wait_latch_.Yield();
-          if (gone()) {
-            over = true;
-            break;
-          }
-        }
-        // The thread that gets the processor meanwhile may be the sender.
-        const auto yield = [this, capacity] {
-          wait_latch_.AssertHeld();
-          if (InOrderWithKernel(capacity)) ArmAwake();
-          ::sched_yield();
-          DisarmAwake();
-        };
-        if (!spin.Go(yield)) {
-          over = true;
-          break;
-        }
-      }
-      wait_latch_.unlock();
-    }
-    if (leaves) {
-      Registry::KickSleepers(this);
-      leave->Looked();
-    }
-    if (kernel) {
-      leave->Ask();
-      // Keeps room for what the lanes have.
-      int ahead = kNoBell;
-      const int more = KernelWait(out, peeked ? capacity / 2 : capacity, 0,
-                                  nullptr, &leave->unlooked, &ahead);
-      if (more < 0 && more != kOnlyBell) {
-        result = -1;
-        error = errno;
-        break;
-      }
-      if (more > 0 && LanesWereEmpty()) ahead = more;
-      if (more > 0 || peeked) {
-        filled =
-            WithLanes(out, std::max(more, 0), capacity, ahead, moves, leave);
-        if (filled == 0 && !spin.Go()) over = true;
-      }
-    }
-    if (filled > 0) {
-      result = filled;
-      break;
-    }
-    if (NowhereToTell(out)) [[unlikely]] {
-      Registry::KickSleepers(this);
-      result = -1;
-      error = EFAULT;
-      break;
-    }
-    if (timeout_ns == 0) break;
-    if (left() == 0) {
-      // The thread may have lost its CPU for longer than that: one last look.
-      timeout_ns = 0;
-      continue;
-    }
-    if (wait_mask.Block()) signals = tls_signals.any;
-    if (tls_signals.any != signals) {
-      result = -1;
-      error = EINTR;
-      break;
-    }
-    if (!over) continue;
-    // Arm, look, sleep.  A nap comes first.
-    leave->Owe();
-    const std::uint64_t armed_at = base::Ticks();
-    std::optional<Sleep> sleep(std::in_place, this, life, leave->unlooked);
-    std::uint64_t start = 0;
-    int n = kOnlyBell;
-    int ahead = kNoBell;
-    while (!gone()) {
-      const bool ready = LookBeforeSleep(sleep->naps(), armed_at);
-      // It has armed anew before this look.
-      leave->Looked();
-      // A stream that has gone to the kernel since leaves the ready list.  It
-      // may have bytes that the kernel does not know of.
-      if (!ready && AnyUnread()) {
-        result = EpollFindsUnread(this, out, capacity);
-      }
-      if (ready || result > 0 || tls_untold) break;
-      if (start == 0) start = base::Ticks();
-      if (tls_signals.any != signals) {
-        n = -1;
-        errno = EINTR;
-        break;
-      }
-      const std::int64_t rest = left();
-      const bool brief = rest >= 0 && rest <= base::kNapNs;
-      n = KernelWait(out, capacity,
-                     sleep->naps() && !brief ? base::kNapNs : rest, mask,
-                     &leave->unlooked, &ahead);
-      if (n != 0 || !sleep->naps()) break;
-      if (brief) {
-        // The time is over, and only the look is left.
-        timeout_ns = 0;
-        n = kOnlyBell;
-        break;
-      }
-      sleep->Deepen();
-    }
-    error = errno;
-    if (start != 0) Spinner::Slept(start);
-    sleep->rang = leave->unlooked;
-    // No sender has rung.  So no lane had anything before the kernel's events,
-    // except from a sender that saw no armed thread.  Only naps are missed in
-    // this way.
-    if (n > 0 && ahead == kNoBell) ahead = sleep->naps() ? 0 : n;
-    sleep.reset();
-    if (gone()) return leave->Closed();
-    if (result > 0) break;
-    if (n > 0) {
-      result = WithLanes(out, n, capacity, ahead, moves, leave);
-      break;
-    }
-    if (n != kOnlyBell && (n != 0 || left() == 0)) {
-      result = n;
-      break;
-    }
-    spin = Spinner();
-  }
-  // A thread that leaves work behind wakes the next thread.
-  if (result > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
-    Registry::KickSleepers(this);
-    leave->Looked();
-  }
-  // A woken thread looks itself at what has come to streams that are the
-  // kernel's.
-  if (leave->unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
-    leave->Looked();
-  }
-  WatchAway();
-  if (result < 0) errno = error;
-  return result;
+  WaitCall call(this, leave, out, capacity, timeout_ns, mask);
+  return call.Run();
 }
 
 }  // namespace rcsock::posix

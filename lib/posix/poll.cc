@@ -25,7 +25,7 @@
 #include "lib/posix/spin.h"
 #include "lib/posix/thread_bells.h"
 #include "lib/posix/unread_wait.h"
-#include "lib/posix/wait_mask.h"
+#include "lib/posix/wait_loop.h"
 
 namespace rcsock::posix {
 
@@ -64,12 +64,9 @@ class Polling {
           const sigset_t* mask, bool select)
       : fds_(fds),
         count_(count),
-        timeout_ns_(timeout_ns),
-        mask_(mask),
+        limits_(timeout_ns, mask, tls_signals.any),
         select_(select) {
-    deadline_ = timeout_ns > 0
-                    ? base::NowNs() + static_cast<std::uint64_t>(timeout_ns)
-                    : 0;
+    limits_.StartClock();
     if (count > kOnStack) {
       heap_kernel_.reset(new (std::nothrow) pollfd[count + 1]);
       heap_members_.reset(new (std::nothrow) Member[count]);
@@ -91,67 +88,54 @@ class Polling {
   bool ok() const { return kernel_ != nullptr && members_ != nullptr; }
 
   int Run() {
-    std::uint32_t signals = tls_signals.any;
     kernel_look_ = tls_look.told ? 0 : tls_look.at;
     if (!Split()) return Faulted();
-    Spinner spin = NewSpin();
-    bool in_vain = false;
+    spin_ = NewSpin();
+    WaitLoop(this, &limits_);
+    return result_;
+  }
+
+  // --- For WaitLoop.
+  bool Look() {
     for (;;) {
       // A stream that was the engine's a moment ago may have left unread bytes.
       const bool unread = AnyUnread() && PollFindsUnread(fds_, count_, select_);
       bool again = false;
-      int found = LookStreams(&again);
-      if (again && (found == 0 || unread)) {
-        if (!Split()) return Faulted();
-        kernel_look_ = 0;
-        continue;
+      const int found = LookStreams(&again);
+      if (!again || (found > 0 && !unread)) {
+        return unread ? TellUnread() : LookKernelToo(found);
       }
-      if (unread) {
-        LookKernel(0, false, nullptr);
-        LookBeside();
-        return AddUnread(fds_, count_, Merge());
-      }
-      // A mere look, without waiting, is complete.
-      const bool look = found > 0 ? timeout_ns_ == 0 || OweLook() : KernelDue();
-      if (look) {
-        // Only the last look uses the call's mask: poll, unlike epoll_wait,
-        // ends with EINTR only if nothing but a signal is there.
-        const int n = LookKernel(
-            0, false, found == 0 && timeout_ns_ == 0 ? mask_.get() : nullptr);
-        if (n < 0 && found == 0) return -1;
-        if (n > 0) {
-          found += n;
-          LookBeside();
-        }
-        tls_look.told = n > 0;
-      }
-      if (found > 0) return Merge();
-      if (timeout_ns_ == 0 && look) return 0;
-      if (timeout_ns_ == 0 || Left() == 0) {
-        return look && mask_.get() == nullptr ? 0 : LastLook();
-      }
-      if (tls_signals.any != signals) {
-        errno = EINTR;
-        return -1;
-      }
-      if (mask_.Block()) signals = tls_signals.any;
-      if (!in_vain && spin.Go()) continue;
-      const int n = Sleep(signals);
-      if (n < 0) return -1;
-      // If this look finds nothing, the bell has rung for another thread, or
-      // the nap is over.  That is no reason to spin.  A source tells of many
-      // things.
-      in_vain = source_count_ == 0;
-      if (!in_vain) spin = NewSpin();
-      if (!Split()) return Faulted();
+      if (!Split()) return End(Faulted());
+      kernel_look_ = 0;
     }
+  }
+  void LastLook() {
+    End(looked_ && limits_.mask() == nullptr ? 0 : LookLast());
+  }
+  bool Spin() { return !in_vain_ && spin_.Go(); }
+  bool Sleep() {
+    if (SleepByFutex()) {
+      kernel_look_ = 0;
+    } else if (SleepByBells() < 0) {
+      return End(-1);
+    }
+    // If the next look finds nothing, the bell has rung for another thread, or
+    // the nap is over.  That is no reason to spin.  A source tells of many
+    // things.
+    in_vain_ = source_count_ == 0;
+    if (!in_vain_) spin_ = NewSpin();
+    return !Split() && End(Faulted());
+  }
+  bool Fail(int error) {
+    errno = error;
+    return End(-1);
   }
 
  private:
-  std::int64_t Left() const {
-    if (deadline_ == 0) return timeout_ns_;
-    const std::uint64_t now = base::NowNs();
-    return now >= deadline_ ? 0 : static_cast<std::int64_t>(deadline_ - now);
+  // Ends the call, and returns true.
+  bool End(int result) {
+    result_ = result;
+    return true;
   }
 
   Spinner NewSpin() const {
@@ -242,6 +226,34 @@ class Polling {
     LookStreams(&moved);
   }
 
+  bool TellUnread() {
+    LookKernel(0, false, nullptr);
+    LookBeside();
+    return End(AddUnread(fds_, count_, Merge()));
+  }
+
+  // Looks at the kernel's descriptors, if that is due.  `found`: how many
+  // streams are ready.  Returns whether the call is over.
+  bool LookKernelToo(int found) {
+    const bool waits = limits_.Waits();
+    // A mere look, without waiting, is complete.
+    looked_ = found > 0 ? !waits || OweLook() : KernelDue();
+    if (looked_) {
+      // Only the last look uses the call's mask: poll, unlike epoll_wait, ends
+      // with EINTR only if nothing but a signal is there.
+      const int n =
+          LookKernel(0, false, found == 0 && !waits ? limits_.mask() : nullptr);
+      if (n < 0 && found == 0) return End(-1);
+      if (n > 0) {
+        found += n;
+        LookBeside();
+      }
+      tls_look.told = n > 0;
+    }
+    if (found > 0) return End(Merge());
+    return !waits && looked_ && End(0);
+  }
+
   bool OweLook() const {
     if (kernels_ == 0 || !tls_look.Owed()) return false;
     tls_look.at = base::Ticks();
@@ -311,8 +323,8 @@ class Polling {
     return count;
   }
 
-  int LastLook() {
-    const int n = LookKernel(0, false, mask_.get());
+  int LookLast() {
+    const int n = LookKernel(0, false, limits_.mask());
     if (n <= 0) return n;
     LookBeside();
     return Merge();
@@ -330,7 +342,7 @@ class Polling {
   // Slow, but right.  Returns 0: look again; -1: errno.
   int Nap(long ns) {
     const timespec brief{0, ns};
-    return real::ppoll(nullptr, 0, &brief, mask_.get());
+    return real::ppoll(nullptr, 0, &brief, limits_.mask());
   }
 
   int Merge() {
@@ -354,31 +366,48 @@ class Polling {
       return nullptr;
     }
     // A futex takes no mask.
-    if (mask_.get() != nullptr) return nullptr;
+    if (limits_.mask() != nullptr) return nullptr;
     auto* sock = static_cast<Sock*>(members_[0].file);
     return sock->source() == nullptr ? sock : nullptr;
   }
 
+  // Whether the sleep was on the word of the only stream.
+  bool SleepByFutex() {
+    Sock* const reader = Reader();
+    return reader != nullptr &&
+           reader->SleepForInput(fds_[0].fd, limits_.deadline_ns(),
+                                 limits_.handlers());
+  }
+
   // Arm, look, sleep.  Returns 0: look again; -1: errno.
-  int Sleep(std::uint32_t signals) {
-    if (Sock* reader = Reader();
-        reader != nullptr &&
-        reader->SleepForInput(fds_[0].fd, deadline_, signals)) {
-      kernel_look_ = 0;
-      return 0;
-    }
-    Conductor* conductor = Conductor::IfRunning();
+  int SleepByBells() {
+    Conductor* const conductor = Conductor::IfRunning();
     if (conductor == nullptr) {
       // The engine is being taken down.  Its streams are about to be plain.
       return Nap(100'000);
     }
     lane::BellMask wanted = 0;
+    source_count_ = 0;
+    if (!WantBells(conductor, &wanted) || !WantSources()) {
+      return Nap(1'000'000);  // out of descriptors
+    }
+    CountSleeper(conductor);
+    Armed armed{this, conductor, wanted, OwnPid()};
+    armed.Arm();
+    return LookThenSleep(&armed, &limits_);
+  }
+
+  // False: the set of this thread cannot hold the bells.
+  bool WantBells(Conductor* conductor, lane::BellMask* wanted) {
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
-      if (bell > 0) wanted |= lane::BellBit(bell);
+      if (bell > 0) *wanted |= lane::BellBit(bell);
     }
-    bool complete = EnsureBells(conductor, wanted | lane::BellBit(kPollBell));
-    source_count_ = 0;
+    return EnsureBells(conductor, *wanted | lane::BellBit(kPollBell));
+  }
+
+  bool WantSources() {
+    bool complete = true;
     for (nfds_t m = 0; m < mine_ && complete; ++m) {
       if (members_[m].file->kind == FileKind::kSock) {
         complete = Want(static_cast<Sock*>(members_[m].file)->source());
@@ -389,73 +418,54 @@ class Polling {
         complete = Want(set->source(i));
       }
     }
-    if (!complete) return Nap(1'000'000);  // out of descriptors
-    // The edge of a kick for a look that is already over ends the sleep too
-    // early, once.
+    return complete;
+  }
+
+  // Counts this thread as a sleeper of its streams, and arms their sources.
+  // The edge of a kick for a look that is already over ends the sleep too
+  // early, once.
+  void CountSleeper(Conductor* conductor) {
     for (nfds_t m = 0; m < mine_; ++m) {
       if (members_[m].file->kind != FileKind::kSock) continue;
       auto* sock = static_cast<Sock*>(members_[m].file);
       sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
       sock->RingForPoll(OwnBell(conductor));
     }
-    {
-      Critical critical;
-      for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
-    }
-    const Undo undo{this, conductor, wanted, OwnPid()};
-    // Counted, then looked at.  A thread that lets a stream go, or gives it
-    // another bell, does so first and looks at the count after.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    // The first part of a sleep is a nap, as in ShmLane::SleepRx: without the
-    // heavy fence, and with an end that makes up for a missed kick.  A sleep
-    // that ends soon is a nap as a whole.
-    const std::int64_t left = Left();
-    const bool brief = left >= 0 && left <= base::kNapNs;
-    const bool nap = brief || !napped_;
-    for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
-      conductor->bells()->Arm(std::countr_zero(more), nap);
-    }
-    for (int i = 0; i < source_count_; ++i) {
-      Critical critical;
-      sources_[i]->Drain();
-    }
-    int result = 0;
-    rang_ = false;
-    kernel_look_ = 0;
-    bool bells_still = true;
+    Critical critical;
+    for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
+  }
+
+  // Whether all that the streams ring now is armed.
+  bool StillRings(lane::BellMask wanted) const {
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
       // Bell 0 is the conductor's.  The conductor tells of a change by the poll
       // bell, armed or not.
-      if (bell > 0 && (wanted & lane::BellBit(bell)) == 0) bells_still = false;
+      if (bell > 0 && (wanted & lane::BellBit(bell)) == 0) return false;
       if (members_[m].file->kind == FileKind::kSock &&
           !Wanted(static_cast<Sock*>(members_[m].file)->source())) {
-        bells_still = false;
+        return false;
       }
     }
-    bool again = false;
-    if (LookStreams(&again) == 0 && !again && bells_still) {
-      if (tls_signals.any != signals) {
-        errno = EINTR;
-        result = -1;
-      } else {
-        if (slept_since_ == 0) slept_since_ = base::Ticks();
-        std::int64_t limit = nap && !brief ? base::kNapNs : Left();
-        const bool aside = aside_ && !nap;
-        if (aside && (limit < 0 || limit > kAsideNs)) limit = kAsideNs;
-        const int n = LookKernel(limit, true, mask_.get());
-        if (n == 0 && aside) aside_ = false;
-        // This look included the kernel's descriptors.
-        if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
-        // Woken before its end: the next sleep may begin with a nap again.
-        napped_ = nap && !rang_;
-        // SIGCONT ends the wait of an epoll set, but not poll().
-        const bool stopped = n < 0 && errno == EINTR && kernels_ == 0 &&
-                             tls_signals.any == signals;
-        if (n < 0 && !stopped) result = -1;
-      }
-    }
-    return result;
+    return true;
+  }
+
+  // Sleeps in the kernel.  Returns 0: look again; -1: errno.
+  int SleepInKernel(const SleepPart& part, bool nap) {
+    if (slept_since_ == 0) slept_since_ = base::Ticks();
+    const bool aside = aside_ && !nap;
+    const bool late = part.ns < 0 || part.ns > kAsideNs;
+    const int n =
+        LookKernel(aside && late ? kAsideNs : part.ns, true, limits_.mask());
+    if (n == 0 && aside) aside_ = false;
+    // This look included the kernel's descriptors.
+    if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
+    // Woken before its end: the next sleep may begin with a nap again.
+    napped_ = nap && !rang_;
+    // SIGCONT ends the wait of an epoll set, but not poll().
+    const bool stopped =
+        n < 0 && errno == EINTR && kernels_ == 0 && !limits_.Interrupted();
+    return n < 0 && !stopped ? -1 : 0;
   }
 
   bool Wanted(lane::Source* source) const {
@@ -474,13 +484,46 @@ class Polling {
     sources_[source_count_++] = source;
     return true;
   }
-  // The end of Sleep, on cancellation in the kernel's poll too.
-  struct Undo {
+
+  // For LookThenSleep.  Its end undoes CountSleeper, too.
+  struct Armed {
+    static constexpr int kFound = 0;
+
     Polling* polling;
     Conductor* conductor;
     lane::BellMask wanted;
     long process;
-    ~Undo() {
+    bool nap = false;
+
+    void Arm() {
+      // Counted, then looked at.  A thread that lets a stream go, or gives it
+      // another bell, does so first and looks at the count after.
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      // The first part of a sleep is a nap, as in ShmLane::SleepRx: without the
+      // heavy fence, and with an end that makes up for a missed kick.  A sleep
+      // that ends soon is a nap as a whole.
+      nap = !polling->napped_ || polling->limits_.NextPart(true).last;
+      for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
+        conductor->bells()->Arm(std::countr_zero(more), nap);
+      }
+      for (int i = 0; i < polling->source_count_; ++i) {
+        Critical critical;
+        polling->sources_[i]->Drain();
+      }
+      polling->rang_ = false;
+      polling->kernel_look_ = 0;
+    }
+    bool Look() {
+      const bool still = polling->StillRings(wanted);
+      bool again = false;
+      return polling->LookStreams(&again) > 0 || again || !still;
+    }
+    bool naps() const { return nap; }
+    int Sleep(const SleepPart& part) {
+      return polling->SleepInKernel(part, nap);
+    }
+
+    ~Armed() {
       // A handler has forked meanwhile, and this is the child.  It has neither
       // bells nor sources, and its streams were told that no thread sleeps
       // here.
@@ -512,9 +555,11 @@ class Polling {
 
   pollfd* fds_;
   nfds_t count_;
-  std::int64_t timeout_ns_;
-  WaitMask mask_;
-  std::uint64_t deadline_ = 0;
+  WaitLimits limits_;
+  Spinner spin_;
+  int result_ = 0;
+  bool looked_ = false;   // the last look included the kernel's descriptors
+  bool in_vain_ = false;  // the thread has slept, and does not spin again
   std::uint64_t kernel_look_ = 0;
   std::uint64_t slept_since_ = 0;  // start of the first sleep; 0: none
   bool rang_ = false;    // the last look at the kernel saw a bell or a source
@@ -535,22 +580,6 @@ class Polling {
 };
 
 }  // namespace
-
-bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
-  for (nfds_t i = 0; i < count; ++i) {
-    int fd;
-    // The kernel reports that.
-    if (!base::TryLoad(&fds[i].fd, &fd)) return false;
-    File* file = Followed(fd);
-    if (file == nullptr) continue;
-    if (file->kind == FileKind::kSock
-            ? static_cast<Sock*>(file)->mode() == Mode::kEngine
-            : static_cast<EpollSet*>(file)->LookedAtFromOutside()) {
-      return true;
-    }
-  }
-  return false;
-}
 
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
                const sigset_t* mask, bool select) {

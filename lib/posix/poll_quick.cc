@@ -1,7 +1,8 @@
-// The short way of poll(2), for streams on lanes that are asked for input, if
-// some have it.
+// Whether poll(2) has to look at streams itself.  And the short way of poll(2),
+// for streams on lanes that are asked for input, if some have it.
 
 #include "lib/base/guard.h"
+#include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/poll_look.h"
 #include "lib/posix/sock_quick.h"
@@ -68,6 +69,22 @@ struct Looked {
 }
 
 }  // namespace
+
+bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
+  for (nfds_t i = 0; i < count; ++i) {
+    int fd;
+    // The kernel reports that.
+    if (!base::TryLoad(&fds[i].fd, &fd)) return false;
+    File* file = fd < 0 ? nullptr : Lookup(fd);
+    if (file == nullptr) continue;
+    if (file->kind == FileKind::kSock
+            ? static_cast<Sock*>(file)->mode() == Mode::kEngine
+            : static_cast<EpollSet*>(file)->LookedAtFromOutside()) {
+      return true;
+    }
+  }
+  return false;
+}
 
 int QuickPoll(pollfd* fds, nfds_t count, bool wait) {
   constexpr nfds_t kSpins = 8;  // a turn over more takes too long

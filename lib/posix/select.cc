@@ -26,6 +26,122 @@ namespace {
 
 constexpr int kFewDescriptors = 64;
 
+// What is in the sets of one call, as poll(2) has it.
+class Selected {
+ public:
+  explicit Selected(const SelectInput& sets) : sets_(sets) {}
+
+  // Counts what is in the sets.  `may`: as of EngineSelect.  False: none of it
+  // needs the engine, or the sets are not accessible.
+  bool NeedEngine(bool may);
+  // Makes the array for poll.  False: there is no memory.
+  bool Fill();
+  // Polls the array, as of EnginePoll.  *left_ns gets what is left of the time.
+  int Poll(std::int64_t timeout_ns, const sigset_t* mask,
+           std::int64_t* left_ns);
+  // Whether a descriptor is not open.
+  bool AnyInvalid() const;
+  // Writes the answer into the sets.  Returns the number of bits; -1: some
+  // memory is not accessible.
+  int Tell(fd_set* in, fd_set* out, fd_set* except) const;
+
+ private:
+  bool TellSet(fd_set* set, int asked, int told, int* bits) const;
+
+  const SelectInput sets_;
+  int wanted_ = 0;  // how many descriptors are in the sets
+  int count_ = 0;   // how many are in the array
+  pollfd stack_[kFewDescriptors];
+  std::unique_ptr<pollfd[]> heap_;
+  pollfd* fds_ = stack_;
+};
+
+bool Selected::NeedEngine(bool may) {
+  bool mine = may;
+  const bool there = sets_.ForEach([&](int fd, auto...) {
+    ++wanted_;
+    File* file = Lookup(fd);
+    if (file == nullptr || mine) return;
+    mine = file->kind == FileKind::kSock
+               ? static_cast<Sock*>(file)->mode() == Mode::kEngine
+               : static_cast<EpollSet*>(file)->LookedAtFromOutside();
+  });
+  // The kernel reports a bad pointer.
+  return mine && there;
+}
+
+bool Selected::Fill() {
+  if (wanted_ > kFewDescriptors) {
+    heap_.reset(new (std::nothrow) pollfd[static_cast<std::size_t>(wanted_)]);
+    fds_ = heap_.get();
+    if (fds_ == nullptr) return false;
+  }
+  sets_.ForEach([&](int fd, unsigned long bit, unsigned long i, unsigned long o,
+                    unsigned long e) {
+    short events = 0;
+    if (i & bit) events |= POLLIN | POLLRDNORM | POLLRDBAND;
+    if (o & bit) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
+    if (e & bit) events |= POLLPRI;
+    // Another thread may add to the sets meanwhile.
+    if (count_ < wanted_) fds_[count_++] = {fd, events, 0};
+  });
+  return true;
+}
+
+int Selected::Poll(std::int64_t timeout_ns, const sigset_t* mask,
+                   std::int64_t* left_ns) {
+  const bool timed = left_ns != nullptr && timeout_ns > 0;
+  const std::uint64_t start = timed ? base::NowNs() : 0;
+  const int r =
+      EnginePoll(fds_, static_cast<nfds_t>(count_), timeout_ns, mask, true);
+  if (left_ns != nullptr) {
+    const auto spent =
+        timed ? static_cast<std::int64_t>(base::NowNs() - start) : 0;
+    *left_ns = timeout_ns > spent ? timeout_ns - spent : 0;
+  }
+  return r;
+}
+
+bool Selected::AnyInvalid() const {
+  for (int i = 0; i < count_; ++i) {
+    if (fds_[i].revents & POLLNVAL) return true;
+  }
+  return false;
+}
+
+// Sets are written in turn, as in the kernel.  If one array is named twice, the
+// last set wins.  If a set cannot be written, the sets before it have their
+// answer.
+int Selected::Tell(fd_set* in, fd_set* out, fd_set* except) const {
+  int bits = 0;
+  return TellSet(in, POLLIN, SelectSets::kIn, &bits) &&
+                 TellSet(out, POLLOUT, SelectSets::kOut, &bits) &&
+                 TellSet(except, POLLPRI, SelectSets::kExcept, &bits)
+             ? bits
+             : -1;
+}
+
+bool Selected::TellSet(fd_set* set, int asked, int told, int* bits) const {
+  const std::size_t words = (static_cast<std::size_t>(sets_.count) + 63) / 64;
+  auto* const word = reinterpret_cast<unsigned long*>(set);
+  for (std::size_t w = 0; set != nullptr && w < words; ++w) {
+    if (!base::TryStore(word + w, 0ul)) return false;
+  }
+  for (int i = 0; i < count_; ++i) {
+    if ((fds_[i].events & asked) == 0 || (fds_[i].revents & told) == 0) {
+      continue;
+    }
+    word[fds_[i].fd / 64] |= 1ul << (fds_[i].fd % 64);
+    ++*bits;
+  }
+  return true;
+}
+
+int Failed(int error) {
+  errno = error;
+  return -1;
+}
+
 }  // namespace
 
 int SelectTable(int count) {
@@ -61,80 +177,13 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t timeout_ns, const sigset_t* mask,
                  std::int64_t* left_ns, bool may) {
   if (count <= 0) return kNotMine;
-  const SelectInput sets{count, in, out, except};
-  int wanted = 0;
-  bool mine = may;
-  const bool there = sets.ForEach([&](int fd, auto...) {
-    ++wanted;
-    File* file = Lookup(fd);
-    if (file == nullptr || mine) return;
-    mine = file->kind == FileKind::kSock
-               ? static_cast<Sock*>(file)->mode() == Mode::kEngine
-               : static_cast<EpollSet*>(file)->LookedAtFromOutside();
-  });
-  // The kernel reports a bad pointer.
-  if (!mine || !there) return kNotMine;
-  pollfd stack[kFewDescriptors];
-  std::unique_ptr<pollfd[]> heap;
-  pollfd* fds = stack;
-  if (wanted > kFewDescriptors) {
-    heap.reset(new (std::nothrow) pollfd[static_cast<std::size_t>(wanted)]);
-    fds = heap.get();
-    if (fds == nullptr) {
-      errno = ENOMEM;
-      return -1;
-    }
-  }
-  int n = 0;
-  sets.ForEach([&](int fd, unsigned long bit, unsigned long i, unsigned long o,
-                   unsigned long e) {
-    short events = 0;
-    if (i & bit) events |= POLLIN | POLLRDNORM | POLLRDBAND;
-    if (o & bit) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
-    if (e & bit) events |= POLLPRI;
-    // Another thread may add to the sets meanwhile.
-    if (n < wanted) fds[n++] = {fd, events, 0};
-  });
-  const bool timed = left_ns != nullptr && timeout_ns > 0;
-  const std::uint64_t start = timed ? base::NowNs() : 0;
-  const int r = EnginePoll(fds, static_cast<nfds_t>(n), timeout_ns, mask, true);
-  if (left_ns != nullptr) {
-    const auto spent =
-        timed ? static_cast<std::int64_t>(base::NowNs() - start) : 0;
-    *left_ns = timeout_ns > spent ? timeout_ns - spent : 0;
-  }
-  if (r < 0) return -1;
-  for (int i = 0; i < n; ++i) {
-    if (fds[i].revents & POLLNVAL) {
-      errno = EBADF;
-      return -1;
-    }
-  }
-  const std::size_t words = (static_cast<std::size_t>(count) + 63) / 64;
-  // Sets are written in turn, as in the kernel.  If one array is named twice,
-  // the last set wins.  If a set cannot be written, the sets before it have
-  // their answer.
-  int bits = 0;
-  const auto tell = [&](fd_set* set, int asked, int told) {
-    auto* const word = reinterpret_cast<unsigned long*>(set);
-    for (std::size_t w = 0; set != nullptr && w < words; ++w) {
-      if (!base::TryStore(word + w, 0ul)) return false;
-    }
-    for (int i = 0; i < n; ++i) {
-      if ((fds[i].events & asked) == 0 || (fds[i].revents & told) == 0)
-        continue;
-      word[fds[i].fd / 64] |= 1ul << (fds[i].fd % 64);
-      ++bits;
-    }
-    return true;
-  };
-  if (!tell(in, POLLIN, SelectSets::kIn) ||
-      !tell(out, POLLOUT, SelectSets::kOut) ||
-      !tell(except, POLLPRI, SelectSets::kExcept)) {
-    errno = EFAULT;
-    return -1;
-  }
-  return bits;
+  Selected selected(SelectInput{count, in, out, except});
+  if (!selected.NeedEngine(may)) return kNotMine;
+  if (!selected.Fill()) return Failed(ENOMEM);
+  if (selected.Poll(timeout_ns, mask, left_ns) < 0) return -1;
+  if (selected.AnyInvalid()) return Failed(EBADF);
+  const int bits = selected.Tell(in, out, except);
+  return bits < 0 ? Failed(EFAULT) : bits;
 }
 
 }  // namespace rcsock::posix
