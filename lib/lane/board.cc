@@ -38,9 +38,9 @@ void Board::Post(int bell, Mark* mark, std::uint32_t flags) {
     count_[bell].value.fetch_add(1, std::memory_order_seq_cst);
   }
   latch_.unlock();
-  // A sleeper arms its bell with a full fence and looks at the count after;
-  // here the count has changed before the look at the armed word.  One of the
-  // two sees the other.
+  // A sleeper arms its bell with a full fence, then looks at the count. Here
+  // the count has changed before the look at the armed word. One of the two
+  // sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (ringer_->Armed(bell)) ringer_->Kick(bell);
 }

@@ -9,35 +9,36 @@
 
 namespace rcsock::lane {
 
-// What the drains of sources have found, sorted by the bell that the lane is to
-// ring: whoever owns the bell takes it from here.  One per process.
+// What the drains of sources have found, sorted by the bell that each lane is
+// to ring. The owner of a bell takes its completions from here. One per
+// process.
 //
 // Threads: any.
 class Board {
  public:
-  // A lane's place on the board; part of the lane.
+  // A lane's place on the board. It is part of the lane.
   class Mark {
    private:
     friend class Board;
-    // All of it is the board's latch's.
+    // The board's latch guards all of these.
     void* cookie_ = nullptr;
     Mark* next_ = nullptr;
     Mark* prev_ = nullptr;
     std::uint32_t flags_ = 0;
-    int bell_ = -1;  // the list it is in; -1: none
+    int bell_ = -1;  // the list that the mark is in; -1: none
   };
 
   explicit Board(Ringer* ringer) : ringer_(ringer) {}
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
-  // Whose completions the mark's are, from now on; null: nobody's.
+  // From now on the mark's completions carry `cookie`; null: the mark has none.
   void SetCookie(Mark* mark, void* cookie);
-  // Adds `flags` (kCompletion*) to what the mark has to say on `bell`, and
-  // rings it if somebody sleeps there.  Nothing without a cookie.
+  // Adds `flags` (kCompletion*) to what the mark reports on `bell`, and kicks
+  // the bell if a thread sleeps there. Does nothing if the mark has no cookie.
   void Post(int bell, Mark* mark, std::uint32_t flags);
-  // Up to `capacity` completions; never blocks.  One look at a counter if there
-  // is nothing.
+  // Returns up to `capacity` completions; never blocks. If there is nothing,
+  // this costs one look at a counter.
   int Poll(int bell, Completion* out, int capacity) {
     if (count_[bell].value.load(std::memory_order_seq_cst) == 0) return 0;
     return PollSome(bell, out, capacity);

@@ -13,14 +13,14 @@ namespace rcsock::lane {
 
 constexpr std::size_t kLongPiece = 4096;
 
-// memcpy, without a call for what fits in a line.
+// memcpy, without a call for what fits in a cache line.
 inline void CopyBytes(std::byte* to, const std::byte* from, std::size_t n) {
   if (n >= kLongPiece) [[unlikely]] {
     base::LongCopy(to, from, n);
   } else if (n > 64) {
     std::memcpy(to, from, n);
   } else if (n >= 16) {
-    // The last block overlaps the one before.
+    // The last block overlaps the block before it.
     for (std::size_t i = 0; i + 16 < n; i += 16) {
       std::memcpy(to + i, from + i, 16);
     }
@@ -33,7 +33,7 @@ inline void CopyBytes(std::byte* to, const std::byte* from, std::size_t n) {
   }
 }
 
-// The same to memory of the program's; false: a fault (base/guard.h).
+// CopyBytes to memory of the program. False: a fault (base/guard.h).
 inline bool TryCopyIn(std::byte* to, const std::byte* from, std::size_t n) {
   if (n <= 64) return base::TrySmall(to, from, n);
   if (!base::Writable(to, from, n)) return false;
@@ -45,7 +45,7 @@ inline bool TryCopyIn(std::byte* to, const std::byte* from, std::size_t n) {
   return true;
 }
 
-// Walks through iov[0..count) from byte `skip` of it on.
+// Walks through iov[0..count) from byte `skip` on.
 class IovCursor {
  public:
   IovCursor(const iovec* iov, int count, std::size_t skip)
@@ -53,7 +53,7 @@ class IovCursor {
     Settle();
   }
 
-  // Bytes that are left, at most `limit`.
+  // The bytes that are left, at most `limit`.
   std::size_t Left(std::size_t limit) const {
     std::size_t left = 0;
     std::size_t skip = done_;
@@ -64,8 +64,8 @@ class IovCursor {
     return left < limit ? left : limit;
   }
 
-  // Where the next byte is, and how many follow it in one piece.  There must be
-  // one.
+  // Where the next byte is, and how many bytes follow in one piece. Requires
+  // that a byte is left.
   std::byte* Next() const {
     return static_cast<std::byte*>(at_->iov_base) + done_;
   }
@@ -76,7 +76,7 @@ class IovCursor {
     Settle();
   }
 
-  // Whether the next `n` bytes, which must be there, can be read.
+  // Whether the next `n` bytes can be read. Requires that so many are left.
   bool Readable(std::size_t n) const {
     IovCursor look = *this;
     return look.Walk(n, [](const std::byte* part, std::size_t length) {
@@ -84,8 +84,8 @@ class IovCursor {
     });
   }
 
-  // Copies the next `n` bytes, which must be there, from the vector; who calls
-  // it knows that it can be read.
+  // Copies the next `n` bytes from the vector. Requires that so many are left,
+  // and that the caller knows them to be readable.
   void CopyOut(void* to, std::size_t n) { CopyOut(to, n, CopyBytes); }
   template <typename Copy>
   void CopyOut(void* to, std::size_t n, Copy copy) {
@@ -96,7 +96,8 @@ class IovCursor {
       return true;
     });
   }
-  // ... or to it.  False: a fault, and the cursor is of no more use.
+  // Copies the next `n` bytes to the vector. False: a fault, and the cursor is
+  // of no more use.
   bool CopyIn(const void* from, std::size_t n) {
     const auto* in = static_cast<const std::byte*>(from);
     return Walk(n, [&](std::byte* part, std::size_t length) {

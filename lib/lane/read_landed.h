@@ -12,10 +12,10 @@
 
 namespace rcsock::lane {
 
-// Lane::Read over the messages that have landed, up to the first one that is no
-// data.  `data()`: whether the current message is data, the next one if that is
-// consumed; `left()`: bytes of it; `bytes()`: where they are; `take(n)`: so
-// many have been read.
+// Lane::Read over the messages that have landed, up to the first that is no
+// data. `data()` says whether the current message is data, and takes the next
+// message once the current one is consumed. `left()` is the rest of its bytes,
+// `bytes()` where they are. `take(n)` says that `n` of them have been read.
 template <class Data, class Left, class Bytes, class Take>
 std::size_t ReadLanded(const iovec* iov, int count, std::size_t skip,
                        std::size_t limit, Data data, Left left, Bytes bytes,

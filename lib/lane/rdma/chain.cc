@@ -9,20 +9,21 @@
 
 namespace rcsock::lane::rdma {
 
-// Writes behind so many others are signalled, and what fills the window, so
-// that what waits for it has a completion to wait for.  The first are not: the
-// completion of a request would wake who sleeps for the answer.
+// Writes behind so many others are signalled. So are writes that fill the
+// window: what waits for the window has a completion to wait for. The first
+// writes are not signalled: the completion of a request would wake a thread
+// that sleeps for the answer.
 constexpr std::uint64_t kSignalInFlight = 2;
-// ... and every so many anyway.  (Each may wake who sleeps for an answer, or
-// cost who is about to another arming.)
+// ... and every so many anyway. Each may wake a thread that sleeps for an
+// answer, or cost a thread that is about to another arming.
 constexpr std::uint64_t kSignalEvery = 64;
 // From so many bytes on, other ways through the switches are worth a second
-// request.  NCCL's NCCL_IB_AR_THRESHOLD is the same.
+// request. NCCL's NCCL_IB_AR_THRESHOLD has this value too.
 constexpr std::uint32_t kRoutedFrom = 8 * 1024;
 
-// The same for a queue of `depth`: it drains before QpLane::Post finds too
-// little room in it, which asks for kHeadroom and kPostWrs before it adds a
-// chain.
+// kSignalEvery for a queue of `depth`. The queue drains before QpLane::Post
+// finds too little room in it. Post asks for kHeadroom and kPostWrs before it
+// adds a chain.
 constexpr std::uint64_t SignalEvery(std::uint32_t depth) {
   constexpr std::uint32_t kKept = kHeadroom + kPostWrs + Chain::kMost;
   return depth > kKept ? std::min<std::uint64_t>(depth - kKept, kSignalEvery)
@@ -52,8 +53,9 @@ void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
     wrs_[count_ - 1].send_flags |= IBV_SEND_SOLICITED;
     return;
   }
-  // No immediate there: a SEND of its four bytes after the write, which the
-  // receiver gets when the write is in place.  (A message's: SendSlot.)
+  // iWARP has no immediate: a SEND of its four bytes follows the write, and the
+  // receiver gets the SEND when the write is in place. SendSlot makes a
+  // message's.
   Send(staged, sizeof(imm));
 }
 
@@ -115,7 +117,7 @@ void Chain::Target(const std::uint64_t* words, std::size_t count,
   const auto bytes = static_cast<std::uint32_t>(count * sizeof(*words));
   const auto* from = reinterpret_cast<const std::byte*>(words);
   if (lane_.inline_bytes_ < bytes) {
-    // The mirror's head line keeps them until the device has read them.
+    // The mirror's head line keeps the words until the device has read them.
     std::byte* staged = lane_.tx_block_.base() + at;
     for (std::size_t i = 0; i < count; ++i) {
       reinterpret_cast<std::atomic<std::uint64_t>*>(staged)[i].store(
@@ -173,8 +175,8 @@ void Chain::Credit(std::uint64_t word, bool wake) {
   if (wake) WakeImmediate(word, 0);
 }
 
-// The credit word alone would not do: nothing says which of several writes to
-// one place is there in the end.
+// The immediate has the credit, for the credit word alone would not do: nothing
+// says which of several writes to one place is there in the end.
 void Chain::WakeImmediate(std::uint64_t word, std::uint8_t flags) {
   const std::uint32_t imm = ring::Encode(
       {ring::Kind::kCredit, flags,

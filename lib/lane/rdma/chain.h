@@ -18,52 +18,55 @@ inline void StageImmediate(std::byte* to, std::uint32_t imm) {
 
 // The send queue's last places are for control messages and credits.
 constexpr std::uint32_t kHeadroom = 16;
-// What a Post adds to the queue at once, at most.
+// The most that a Post adds to the queue at once.
 constexpr std::uint32_t kPostWrs = 20;
 
-// Writes that go out together, with one doorbell.  Made, filled and posted
-// under the lane's post_latch_.
+// Writes that go out together, with one doorbell. Made, filled and posted under
+// the lane's post_latch_.
 class Chain {
  public:
   static constexpr std::uint32_t kMost = 24;
 
   explicit Chain(QpLane* lane) : lane_(*lane) {}
 
-  // One more message, whose bytes lie in the mirror.
+  // Adds a message whose bytes lie in the mirror.
   void Message(const ring::Placement& place);
-  // The next message, which MayCarry, takes this credit along: in its SEND, or
-  // in the immediate.
+  // The next message takes this credit along, in its SEND or in the immediate.
+  // Requires MayCarry for it.
   void Carry(std::uint64_t consumed) {
     carried_ = static_cast<std::uint32_t>(consumed);
     carries_ = true;
   }
-  // (A credit word that is not inline may tell more, when it goes out at last,
-  // than what is known to have been sent, to which the bits in an immediate are
-  // added.)
+  // Whether a message of `length` can take a credit along. The bits in an
+  // immediate are counted from what is known to have been sent. A credit word
+  // that is not inline may tell more than that when it goes out at last.
   bool MayCarry(std::uint32_t length) const {
     return lane_.iwarp_ || (length <= ring::kMaxWithCredit &&
                             lane_.inline_bytes_ >= sizeof(std::uint64_t));
   }
-  // The credit word; with a wake-up or without.
+  // Adds a write of the credit word, with a wake-up or without.
   void Credit(std::uint64_t word, bool wake);
-  // The same with a wake-up that offers a larger ring.
+  // Credit with a wake-up that offers a larger ring.
   void CreditAndRing(std::uint64_t word, const std::uint8_t* offer);
-  // ... or at `from`, in memory of the application's.
+  // As Message, but the bytes lie at `from`, in memory of the application.
   void MessageFrom(const ring::Placement& place, const std::byte* from,
                    std::uint32_t lkey);
-  // A message whose bytes go to the peer's target: `to`, by `rkey`.
+  // Adds a message whose bytes go to the peer's target: `to`, by `rkey`.
   void MessageTo(const ring::Placement& place, const std::byte* from,
                  std::uint32_t lkey, std::uint64_t to, std::uint32_t rkey);
-  // Words of a target, behind `at` in the peer's head line; see target.h.
+  // Adds a write of a target's words, to `at` in the peer's head line; see
+  // target.h.
   void Target(const std::uint64_t* words, std::size_t count, std::size_t at);
-  // From memory of the application's to memory that the peer has exposed.
+  // Adds a write from the application's memory to memory that the peer has
+  // exposed.
   void Place(const void* from, std::uint32_t length, std::uint32_t lkey,
              std::uint64_t to, std::uint32_t rkey) {
     Write(static_cast<const std::byte*>(from), length, to, lkey, rkey);
   }
-  // iWARP: its answer tells that every write before it is in its place.
+  // iWARP: adds a READ, whose answer tells that every write before it is in its
+  // place.
   void Fence();
-  // The completion of the last one is that of all that has been placed.
+  // The completion of the last write is that of all that has been placed.
   void Ticket() { ticket_ = true; }
   bool empty() const { return count_ == 0; }
   bool Full() const { return count_ + 4 > kMost; }
@@ -72,26 +75,27 @@ class Chain {
  private:
   void Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
              std::uint32_t lkey, std::uint32_t rkey);
-  // A message in the byte ring, from `from`.  InfiniBand switches may choose a
-  // way for each packet of a WRITE, and do not for a WRITE_WITH_IMM: so a long
-  // message is a WRITE, and an empty WRITE_WITH_IMM behind it, whose completion
-  // tells that both are in place.
+  // Adds a message in the byte ring, from `from`. InfiniBand switches may
+  // choose a way for each packet of a WRITE, and do not for a WRITE_WITH_IMM.
+  // So a long message is a WRITE, and an empty WRITE_WITH_IMM behind it, whose
+  // completion tells that both are in place.
   void Data(const ring::Placement& place, const std::byte* from,
             std::uint32_t lkey);
   void DataTo(const ring::Placement& place, const std::byte* from,
               std::uint32_t lkey, std::uint64_t to, std::uint32_t rkey);
-  // Between the blocks that every lane has.
+  // A write between the blocks that every lane has.
   void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
-  // Of a message, with the credit that goes along.
+  // The immediate of a message, with the credit that goes along.
   void MessageImmediate(const ring::Placement& place);
-  // A wake-up's, with the credit of `word`.
+  // The immediate of a wake-up, with the credit of `word`.
   void WakeImmediate(std::uint64_t word, std::uint8_t flags);
-  // On iWARP its four bytes are at `staged`, as StageImmediate left them.
+  // On iWARP the immediate's four bytes are at `staged`, as StageImmediate left
+  // them.
   void Immediate(const std::byte* staged, std::uint32_t imm);
-  // iWARP.
+  // iWARP: adds a SEND.
   void Send(const std::byte* from, std::uint32_t length);
-  // iWARP: of a message, `length` bytes of which are in its slot, with the
-  // credit that goes along.
+  // iWARP: adds the SEND of a message, `length` bytes of which are in its slot,
+  // with the credit that goes along.
   void SendSlot(const ring::Placement& place, std::uint32_t length);
 
   QpLane& lane_;

@@ -22,8 +22,8 @@ namespace rcsock::lane::rdma {
 namespace {
 
 // What a WQE of 256 bytes has room for, behind its control and address segments
-// (16 bytes each) and the length (4).  mlx5 copies a WQE of that size to the
-// device with the doorbell (BlueFlame); the device fetches a longer one.
+// of 16 bytes each and the length of 4. By BlueFlame mlx5 copies a WQE of that
+// size to the device with the doorbell. The device fetches a longer WQE.
 constexpr std::uint32_t kInlineMost = 220;
 
 bool IsSoftware(const ibv_device_attr& attr) {
@@ -31,13 +31,12 @@ bool IsSoftware(const ibv_device_attr& attr) {
          attr.vendor_id == verbs::kVendorSiw;
 }
 
-// siw's library takes an object whose memory the kernel has placed at this
-// offset of the context's descriptor for one that has none
-// (SIW_INVAL_UOBJ_KEY), and destroys it.  The kernel uses the first gap that is
-// large enough: so once that is where a gap begins, nothing can be made any
-// more.
+// The kernel may place an object's memory at this offset of the context's
+// descriptor. Then siw's library takes the object for one without memory
+// (SIW_INVAL_UOBJ_KEY), and destroys it. The kernel uses the first gap that is
+// large enough. So once a gap begins here, nothing can be made any more.
 constexpr std::size_t kSiwForbidden = 0x90000;
-// A queue that is made first, lies across that.
+// A queue that is made first lies across that offset.
 constexpr std::size_t kSiwEntry = 32;
 constexpr int kSpacerEntries = 32'768;
 static_assert(kSpacerEntries * kSiwEntry > kSiwForbidden);
@@ -54,7 +53,7 @@ class DeviceDomain final : public Domain {
       known = known || poller != nullptr;
       RdmaPoller::Retire(std::move(poller));
     }
-    // Who drains a retired poller, which stays, looks at it.
+    // A thread that drains a retired poller, which stays, looks at deferred_.
     if (known) (void)deferred_.release();
   }
 
@@ -69,17 +68,17 @@ class DeviceDomain final : public Domain {
           static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
     }
     limits_.lazy_events = IsSoftware(attr);
-    // See Chain::Post for why so many.
+    // limits.h says why so many.
     limits_.send_depth = std::min<std::uint32_t>(
         kSendDepth, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
     if (attr.vendor_id == verbs::kVendorSiw) {
-      verbs::Error none;  // it does without
+      verbs::Error none;  // the domain does without it
       spacer_ = verbs::CreateCq(context_, kSpacerEntries, nullptr, &none, 0);
     }
     pd_ = verbs::AllocPd(context_, error);
     if (pd_ == nullptr) return false;
     memory_.emplace(pd_.get(), !limits_.lazy_events);
-    // New lanes, and the program's own locked memory, come first.
+    // The other half is for new lanes, and the program's own locked memory.
     std::uint64_t most = base::GetConfig().max_pinned;
     Memory::SetLimit(most);
     rlimit limit{};
@@ -139,8 +138,9 @@ class DeviceDomain final : public Domain {
 
  private:
   RdmaPoller* Poller(int bell, verbs::Error* error) {
-    // The conductor's, the poll bell's, and the others' in turn: sets have
-    // theirs from the first one up, and threads from the last one down.
+    // The conductor's bell and the poll bell have pollers of their own. The
+    // others share the rest in turn: sets have bells from the first one up, and
+    // threads from the last one down.
     constexpr int kOwn = 2;
     if (bell >= kPollers) {
       bell = kPollers - 1 - (kBells - 1 - bell) % (kPollers - kOwn);
@@ -153,7 +153,8 @@ class DeviceDomain final : public Domain {
     return poller.get();
   }
 
-  // Those of a QP, on a device that has no shared ones, posted.
+  // Makes and posts the receives of a QP, on a device that has no shared
+  // queues.
   bool OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
                    verbs::Error* error);
 
@@ -169,10 +170,10 @@ class DeviceDomain final : public Domain {
   verbs::Cq spacer_;
   verbs::Pd pd_;
   std::optional<Memory> memory_;
-  Sink sink_;  // of iWARP
+  Sink sink_;  // for iWARP
   std::unique_ptr<Deferred> deferred_ = std::make_unique<Deferred>();
-  // Fewer than bells: a completion queue and its receives are pinned memory.
-  // Whoever drains one gives to the board what is another bell's.
+  // Fewer than bells: a completion queue and its receives are pinned memory. A
+  // thread that drains a poller gives to the board what is another bell's.
   static constexpr int kPollers = 32;
   std::unique_ptr<RdmaPoller> pollers_[kPollers];
   std::shared_ptr<std::atomic<std::uint32_t>> lanes_ =
@@ -220,7 +221,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
     *why = !*error                 ? base::Reason::kTooMany
            : error->code == EMFILE ? base::Reason::kNoFds
                                    : ReasonOf(*error);
-    // One that is another's in the first place is better than none.
+    // A poller that is another bell's in the first place is better than none.
     verbs::Error none;
     for (int i = 0; i < kPollers && set == nullptr; ++i) {
       poller = pollers_[i].get();
@@ -273,7 +274,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.lanes = lanes_;
   parts.id = id;
   parts.send_depth = limits_.send_depth;
-  // (A device may grant more than it was asked for.)
+  // A device may grant more than it was asked for.
   parts.inline_bytes = std::min(attr.cap.max_inline_data, kInlineMost);
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;

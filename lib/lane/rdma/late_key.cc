@@ -7,13 +7,13 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// How many keys of each remainder are late.  A key that only shares its
-// remainder with a late one is passed over too.  (A child of fork begins with
-// its parent's counts.)
+// How many keys of each remainder are late. A key that only shares its
+// remainder with a late key is passed over too. A child of fork begins with its
+// parent's counts.
 constexpr std::size_t kRemainders = 4096;
 constinit std::atomic<std::uint16_t> late[kRemainders]{};
 
-// The low byte of mlx5's keys counts, and its index is above.
+// mlx5 counts in the low byte of its keys, and has the index above.
 std::atomic<std::uint16_t>& Count(std::uint32_t key) {
   return late[(key ^ key >> 12 ^ key >> 24) % kRemainders];
 }
@@ -37,7 +37,7 @@ void LateKey::Release() {
 
 verbs::Mr RegisterForPeers(ibv_pd* pd, void* at, std::size_t length, int access,
                            verbs::Error* error) {
-  // Those passed over go last, or the device would give the same key again.
+  // The regions passed over go last, or the device would give their keys again.
   verbs::Mr passed[kTries];
   for (verbs::Mr& mr : passed) {
     mr = verbs::Register(pd, at, length, access, error);

@@ -8,11 +8,11 @@
 
 namespace rcsock::lane::rdma {
 
-// A key by which a peer may still write, although its memory is registered no
-// more: the peer took the target before it saw the withdrawal, and its write is
-// under way.  The device refuses that write only while the key means nothing.
-// Devices give the key of a region that has gone to the next one, so whoever
-// registers memory for peers uses RegisterForPeers.
+// A key by which a peer may still write, although its memory is no longer
+// registered. The peer took the target before it saw the withdrawal, and its
+// write is under way. The device refuses that write only while the key means
+// nothing. But devices give the key of a region that has gone to the next
+// region. So memory for peers is registered by RegisterForPeers.
 //
 // Threads: one at a time.
 class LateKey {
@@ -22,8 +22,8 @@ class LateKey {
   LateKey(const LateKey&) = delete;
   LateKey& operator=(const LateKey&) = delete;
 
-  // Before the region goes.  The peer uses the key for no data byte of the lane
-  // from `until` on.
+  // Called before the region goes. The peer uses the key for no data byte of
+  // the lane from `until` on.
   void Keep(std::uint32_t key, std::uint64_t until);
   void KeepUntil(std::uint64_t until) { until_ = until; }
   void Release();
@@ -36,8 +36,8 @@ class LateKey {
   bool kept_ = false;
 };
 
-// As verbs::Register, for memory that a peer may write to: with a key that no
-// late write has.
+// verbs::Register for memory that a peer may write to, with a key that no late
+// write has.
 verbs::Mr RegisterForPeers(ibv_pd* pd, void* at, std::size_t length, int access,
                            verbs::Error* error);
 

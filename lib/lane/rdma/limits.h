@@ -11,22 +11,22 @@ struct Limits {
   std::uint32_t entries = 0;     // of one CQ
   std::uint32_t receives = 0;    // of one SRQ; 0: the device has none
   std::uint32_t send_depth = 0;  // WRs of one QP's send queue
-  // A device in software.  Its provider keeps no account of the events that are
-  // fetched: they may stay in the channel until many are read at once.  Its QP
-  // takes a receive from an SRQ only for a message that has come, so none is
-  // lost with the QP.
+  // A device in software. Its provider keeps no account of the events that are
+  // fetched, so they may stay in the channel until many are read at once. Its
+  // QP takes a receive from an SRQ only for a message that has come, so no
+  // receive is lost with the QP.
   bool lazy_events = false;
 };
 
-// The most of Limits::send_depth, and the least: a Post asks for 36 free places
+// The most of Limits::send_depth, and the least. A Post asks for 36 free places
 // (kHeadroom and kPostWrs), and must find them while others are in flight.
 constexpr std::uint32_t kSendDepth = 128;
 constexpr std::uint32_t kLeastSendDepth = 48;
-// Receives that one lane's peer can have outstanding: its messages, and the
-// credits with an immediate (see QpLane) that this end has not drained.
+// Receives that one lane's peer can have outstanding: its messages, and its
+// credits with an immediate (QpLane) that this end has not drained.
 constexpr std::uint32_t kReceivesPerLane = 40;
-// Where the device has no shared receive queues (Intel's E810 and X722 among
-// others), each lane has one of its own, and posts so many again at a time.
+// If the device has no shared receive queues, each lane has a queue of its own,
+// and posts so many receives again at a time. Intel's E810 and X722 are such.
 constexpr std::uint32_t kOwnBatch = 8;
 constexpr std::uint32_t kOwnReceives = kReceivesPerLane + kOwnBatch;
 

@@ -122,7 +122,7 @@ int Access(const ibv_pd* pd, bool remote) {
   int access = IBV_ACCESS_LOCAL_WRITE;
   if (remote) access |= IBV_ACCESS_REMOTE_WRITE;
   // On iWARP an answered READ is all that tells that a WRITE is in its place.
-  // What is read is what the same peer has written.
+  // The READ gets what that peer itself has written.
   if (remote && verbs::IsIwarp(pd->context)) access |= IBV_ACCESS_REMOTE_READ;
   return access;
 }

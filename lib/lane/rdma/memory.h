@@ -13,8 +13,8 @@ namespace rcsock::lane::rdma {
 
 class Memory;
 
-// Registered memory, zeroed when it is handed out.  Move-only; given back at
-// the end.
+// Registered memory, zeroed when it is handed out. Move-only. Its destructor
+// gives the memory back.
 class Block {
  public:
   Block() = default;
@@ -37,9 +37,9 @@ class Block {
   verbs::Mr mr_;
 };
 
-// Memory that a device may reach besides the rings, the program's own
-// (registered for sending, or exposed) or the device's queues: counted with
-// them, within the same limit, while this lives.
+// Memory that a device may reach besides the rings: the program's own,
+// registered for sending or exposed, or the device's queues. While this lives,
+// the memory counts with the rings, within one limit.
 class PinCount {
  public:
   PinCount() = default;
@@ -50,19 +50,19 @@ class PinCount {
   ~PinCount() { reset(); }
   // False: no more may be pinned.
   bool Take(std::size_t bytes);
-  // What is pinned already.
+  // Counts what is pinned already.
   void Count(std::size_t bytes);
   void reset();
-  // In a child of fork, of what its parent has pinned.
+  // For a child of fork, whose parent has pinned the memory.
   void Forget() { bytes_ = 0; }
 
  private:
   std::size_t bytes_ = 0;
 };
 
-// The memory of one protection domain.  Blocks are cut from slabs, so that
-// thousands of lanes need few mappings; but each block has a registration of
-// its own, for exactly its bytes and for as long as it is handed out: a peer
+// The memory of one protection domain. Blocks are cut from slabs, so that
+// thousands of lanes need few mappings. But each block has a registration of
+// its own, for exactly its bytes and for as long as it is handed out. So a peer
 // can reach what was made for it, and nothing else.
 //
 // Threads: any.
@@ -70,19 +70,19 @@ class Memory {
  public:
   static constexpr std::size_t kSmall = Slabs::kLeast;
 
-  // `pd` outlives it, and it its blocks.  `huge`: as Slabs.
+  // `pd` outlives the memory, and the memory its blocks. `huge`: as in Slabs.
   Memory(ibv_pd* pd, bool huge) : pd_(pd), slabs_(huge) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // `remote`: the peer may write to it.  Empty: no memory, or no more may be
-  // pinned.
+  // `remote`: the peer may write to the block. Empty: no memory, or no more may
+  // be pinned.
   Block Get(std::size_t bytes, bool remote, verbs::Error* error);
   ibv_pd* pd() const { return pd_; }
-  // How much may be pinned for the sake of speed, by all of the process's.
+  // How much the whole process may pin for the sake of speed.
   void SetBudget(std::uint64_t bytes) { budget_ = bytes; }
-  // False, once more memory than a new lane has is not to be had: whoever has
-  // set the hooks is told.
+  // False if more memory than a new lane has is not to be had. Then the
+  // `refused` hook is called.
   bool MayGrow(std::size_t bytes) const;
   std::uint64_t pinned() const {
     return pinned_.load(std::memory_order_relaxed);
@@ -90,17 +90,17 @@ class Memory {
 
   // The limit of all that the process pins; 0: none but the kernel's.
   static void SetLimit(std::uint64_t bytes);
-  // What a lane pins, besides its rings, on that of the devices in use where it
-  // is most.
+  // What a lane pins besides its rings, on the device in use where this is
+  // most.
   static void NoteLane(std::size_t bytes);
   static std::size_t OfLane();
-  // What all of them have pinned, now and at most, with PinCounts.
+  // What all domains have pinned, now and at most, with PinCounts.
   static std::uint64_t Total();
   static std::uint64_t Peak();
   // In the child of fork, which has pinned nothing yet.
   static void ForkChild();
-  // `grown` is called when a block is handed out that is larger than an idle
-  // lane's, `refused` when MayGrow says no; by any thread, with latches held.
+  // `grown` is called when a block larger than an idle lane's is handed out,
+  // `refused` when MayGrow says no. Any thread calls them, with latches held.
   static void SetHooks(void (*grown)(), void (*refused)());
 
  private:
@@ -113,13 +113,16 @@ class Memory {
   Slabs slabs_;
 };
 
-// Where the answers of fences go, on iWARP.  There the answer to a READ is a
+// Where the answers of fences go, on iWARP. There the answer to a READ is a
 // message that writes: the peer's device needs the right to, and is told the
-// key.  So it is memory of its own, which holds nothing and which nobody looks
-// at.  Made for the first lane that will ask: few do, and it pins a page.
+// key. So the sink is memory of its own, which holds nothing and which no
+// thread looks at. The first lane that asks makes it, since few do, and it pins
+// a page.
+//
+// Threads: any.
 class Sink {
  public:
-  // False: not to be had now.  Once true, it is for good.
+  // False: not to be had now. Once true, it stays true.
   bool Ready(Memory* memory);
   const Block& block() const { return block_; }  // when Ready
 

@@ -39,7 +39,7 @@ bool DecodeOffer(const std::uint8_t* from, Offer* offer) {
     part = static_cast<std::uint16_t>(Get(2, &from));
     zero |= part;
   }
-  // The sizes are those that there are.
+  // Only blocks of these sizes exist.
   const std::uint64_t block = std::uint64_t{offer->bytes} + kRingAt;
   const bool usual =
       block >= kBlockMin && block <= kBlockMax && (block & (block - 1)) == 0;

@@ -8,8 +8,8 @@
 namespace rcsock::lane::rdma {
 
 // Where a lane's peer writes: the ring, the control slots and the credit word
-// that the other end owns.  Goes in REP and in the first control message; see
-// docs/protocol.md.
+// of the end that makes the offer. Goes in REP and in the first control
+// message; see docs/protocol.md.
 struct Offer {
   std::uint64_t address;    // of the region: control slots, then the ring
   std::uint64_t credit;     // address of the credit word
@@ -22,11 +22,11 @@ struct Offer {
 };
 constexpr std::size_t kOfferSize = 32;  // on the wire, little-endian
 void EncodeOffer(const Offer& offer, std::uint8_t* to);
-// False: it makes no sense (sizes, alignment, a wrap).
+// False: sizes or alignment make no sense, or an address wraps.
 bool DecodeOffer(const std::uint8_t* from, Offer* offer);
 
-// READY: an offer, and a MAC that its sender can only make if it has the
-// cluster key and has heard what the receiver said last (zeros: no key).
+// READY: an offer, and a MAC. Its sender can make the MAC only if it has the
+// cluster key and has heard what the receiver said last. Zeros: no key.
 using ReadyMac = std::array<std::uint8_t, 16>;
 constexpr std::size_t kReadySize = kOfferSize + sizeof(ReadyMac);
 

@@ -17,7 +17,7 @@ namespace rcsock::lane::rdma {
 std::unique_ptr<QpLane> QpLane::Make(QpLaneParts parts) {
   std::unique_ptr<QpLane> lane(new (std::nothrow) QpLane(std::move(parts)));
   if (lane == nullptr) {
-    // (Nothing has been moved.)
+    // Nothing has been moved.
     parts.poller->sleepers().Put(parts.words);
     parts.poller->Leave(parts.set, true);
     return nullptr;
@@ -59,9 +59,9 @@ QpLane::QpLane(QpLaneParts parts)
 }
 
 QpLane::~QpLane() {
-  // What its messages have used of the SRQ is posted again when their
-  // completions are taken.  Many providers remove those with the QP: so it gets
-  // no more, and they are taken, before.
+  // What the lane's messages have used of the SRQ is posted again when their
+  // completions are taken. Many providers remove those completions with the QP.
+  // So before that the QP gets no more messages, and the completions are taken.
   Freeze();
   poller_->Settled([] {});
   {
@@ -134,8 +134,8 @@ Offer QpLane::offer() const {
 void QpLane::SetPeer(const Offer& offer) {
   if (tx_) return;
   verbs::Error error;
-  // A peer may say what it likes: beyond a new lane's size the limits of this
-  // process hold here as they do when a ring grows.
+  // A peer may say what it likes. Beyond a new lane's size the limits of this
+  // process hold here, as they do when a ring grows.
   const std::size_t bytes = kRingAt + offer.bytes;
   if (bytes > std::max(kBlockMin, most_ring_) || !memory_->MayGrow(bytes)) {
     RCSOCK_LOG(1, "rdma: the peer asks for a send buffer of %zu bytes", bytes);
@@ -158,7 +158,7 @@ void QpLane::SetPeer(const Offer& offer) {
   // What goes into a slot does so by ReserveInline.
   tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes, 0, pace_.record));
   peer_ = offer;
-  // The peer has a mirror of what it writes to, of the same size.
+  // The peer has a mirror of what it writes to, as large as that.
   if (offer.most_ring != 0) {
     most_rx_ring_.store(
         std::min(most_ring_, std::size_t{offer.most_ring} * kOfferPage),
@@ -204,7 +204,7 @@ void QpLane::Connected() {
   MayReceive();
   verbs::Error error;
   base::LatchGuard hold(post_latch_);
-  // (Nothing may depend on it: without, the peer waits longer between tries.)
+  // Nothing may depend on this: without it the peer waits longer between tries.
   if (!iwarp_ && !verbs::SetRnrTimer(qp_, &error)) {
     RCSOCK_LOG(2, "rdma: min_rnr_timer: %s: %d", error.call, error.code);
   }
@@ -224,7 +224,7 @@ void QpLane::Lost(base::Reason reason) {
                                        std::memory_order_seq_cst)) {
     return;
   }
-  // failed_ stored -> words changed; a sleeper takes its token, then looks.
+  // failed_ stored -> words changed. A sleeper takes its token, then looks.
   WakeLocal();
   poller_->board()->Post(
       static_cast<int>(notify_.load(std::memory_order_relaxed) >> 8), &mark_,
@@ -268,9 +268,9 @@ int QpLane::SleepTx(std::uint32_t token, const timespec* timeout) {
     base::Critical critical;
     Flush();
   }
-  // A credit that came since the caller looked may have come without a wake-up:
-  // then the one that the receiver owes us for all that we have sent is still
-  // to come, or this sees it.
+  // A credit that came since the caller looked may have come without a wake-up.
+  // Then the wake-up that the receiver owes for all that this end has sent is
+  // still to come, or this look sees the credit.
   if (Consumed() > credit_seen_.load(std::memory_order_relaxed) || Closed()) {
     return -EAGAIN;
   }
@@ -290,7 +290,7 @@ void QpLane::Freeze() {
       RCSOCK_LOG(1, "rdma: %s: %d", error.call, error.code);
     }
   }
-  // The peer can write no more; what it has written is taken, and no more.
+  // The peer can write no more. What it has written is taken, and nothing else.
   poller_->Settled([this] { latched_ = true; });
   rx_limit_ = std::min(rx_limit_, landed_.load(std::memory_order_acquire));
   WakeLocal();

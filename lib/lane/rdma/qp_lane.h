@@ -29,11 +29,11 @@ namespace rcsock::lane::rdma {
 class Chain;
 class Deferred;
 
-// In the wr_id of a request whose completion says that what was placed before
-// it is in the peer's memory.
+// Set in the wr_id of a request whose completion says that what was placed
+// before it is in the peer's memory.
 constexpr std::uint64_t kTicket = std::uint64_t{1} << 62;
 
-// What a lane needs of its domain.
+// What a lane gets from its domain.
 struct QpLaneParts {
   std::shared_ptr<Domain> domain;
   RdmaPoller* poller = nullptr;
@@ -41,11 +41,11 @@ struct QpLaneParts {
   Sleepers::Words* words = nullptr;
   Memory* memory = nullptr;
   Deferred* deferred = nullptr;
-  std::shared_ptr<std::atomic<std::uint32_t>> lanes;  // counts them
-  rdma_cm_id* id = nullptr;                           // with its QP
+  std::shared_ptr<std::atomic<std::uint32_t>> lanes;  // those of the domain
+  rdma_cm_id* id = nullptr;                           // with the lane's QP
   Block rx;
-  std::unique_ptr<Receives> receives;  // null: the set's
-  PinCount queue;                      // the QP's
+  std::unique_ptr<Receives> receives;  // null: the set has them
+  PinCount queue;                      // for the QP
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
@@ -57,49 +57,51 @@ struct QpLaneParts {
   bool software = false;
 };
 
-// One end of a stream on a QP.  See Lane for who may call what.  Three latches
-// of others cover most of it: the stream's tx and rx latch, and the poller's
-// drain latch for what comes in.  post_latch_ covers the send queue, which all
-// of them use; inside it no other is taken.
+// One end of a stream on a QP. Lane says which thread may call what. Three
+// latches of other objects cover most members: the stream's tx and rx latch,
+// and the poller's drain latch for what comes in. The send queue, which all
+// three use, has post_latch_. A thread that holds it takes no other latch.
 //
-// Credit.  The receiver writes the number of messages it has consumed into the
-// sender's credit word now and then, without telling anybody.  A sender that
-// finds no room in it sleeps; so once the receiver must suppose that, it sends
-// its next credit with an immediate (a wake-up, kind kCredit).  It supposes so
-// if the messages that have landed since the credit of the last wake-up
-// (`told_`) would leave a sender that knows nothing newer without room.  That
-// covers every sender that sleeps: what it knows is at least the last wake-up's
-// credit, or that wake-up is still on its way; and all that it has sent will
-// land.  The check is made where credit is published and where messages land,
+// Credit. Now and then the receiver writes the number of messages that it has
+// consumed into the sender's credit word, and tells no thread. A sender that
+// finds no room there sleeps. So once the receiver must suppose that, it sends
+// its next credit with an immediate of kind kCredit, a wake-up. It supposes so
+// if a sender that knows nothing newer than the credit of the last wake-up
+// (told_) has no room, given the messages that have landed. That covers every
+// sender that sleeps. What the sender knows is at least the last wake-up's
+// credit, or that wake-up is still on its way. And all that it has sent will
+// land. The receiver checks where it publishes credit and where messages land,
 // under post_latch_: whichever comes second sees both.
 //
-// A message takes along what has been consumed, in its immediate (unless that
-// has no room: a length of 128 KiB and more) or its SEND (iWARP).  Whoever has
-// drained it knows, nobody else: so it counts as told only once the sender
-// shows that it knows (told_, as any credit without a wake-up), and who finds
-// no room, or waits for Acked(), drains.  An immediate has the low 8 bits of
-// it. Where the message lands, this end has sent at most kMessages more than
-// that; and from there until it is drained, as many as the send queue holds,
-// since what is posted needs room there, which only drained completions make,
-// and those that the queue has from before the message are of what had been
-// sent then.
+// A message takes along what has been consumed, in its immediate, or on iWARP
+// in its SEND. From a length of 128 KiB on the immediate has no room for it.
+// Only a thread that has drained the message knows that credit. So it counts
+// for told_ only once the sender shows that it knows, as any credit without a
+// wake-up. A sender that finds no room, or waits for Acked(), drains.
+//
+// An immediate has the low 8 bits of the credit. When the message lands, this
+// end has sent at most kMessages more than the credit says. Until the message
+// is drained, this end can send as many more as the send queue holds. What is
+// posted needs room there, which only drained completions make. What the queue
+// holds from before the message had been sent by then.
 //
 // The credit word is no message, so nothing says when it is in its place.
-// Devices of InfiniBand and RoCE write it at once.  siw writes what TCP brings,
-// and a segment may end within the word: then its low bytes are new and its
-// high ones old for a while.  As it grows by kMessages at most, that is less
-// than the old credit, or the new one; less than is known says nothing.
+// Devices of InfiniBand and RoCE write it at once. But siw writes what TCP
+// brings, and a segment may end within the word. Then its low bytes are new and
+// its high bytes old for a while. As the word grows by kMessages at most, that
+// is less than the old credit, or the new credit. Less than is known says
+// nothing.
 //
-// Coalescing.  While Pace::window writes are in flight and nothing has come
-// from the peer since the last one, small sends are put into the mirror and
-// into one record that waits, `waiting_`.  It goes out when a write completes,
-// with the next message that cannot join it, before a thread of this process
-// sleeps or looks for something to receive (Deferred::Flush), or within
-// Pace::flush_us.  The same in a burst, where the device has
-// Pace::joins_bursts: kBurst sends with nothing from the peer in between, by a
-// thread that does next to nothing but send.  Then completions do not send it
-// (a device may complete a write before the call returns), so that records fill
-// up.
+// Coalescing. While Pace::window writes are in flight and nothing has come from
+// the peer since the last write, small sends are put together. They go into the
+// mirror and into one record that waits, `waiting_`. The record goes out when a
+// write completes, or with the next message that cannot join it. It also goes
+// before a thread of this process sleeps or looks for something to receive
+// (Deferred::Flush), and within Pace::flush_us. If the device has
+// Pace::joins_bursts, the sends of a burst are put together too. A burst is
+// kBurst sends with nothing from the peer in between, by a thread that does
+// next to nothing but send. Then completions do not send the record, so that
+// records fill up: a device may complete a write before the call returns.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
@@ -128,46 +130,48 @@ class QpLane final : public RdmaLane {
                      std::uint32_t key) override;
   bool Placed(std::int64_t ticket) override;
 
-  // Under the tx latch.  Until it is called with null, what this thread posts
-  // may be sent straight from this memory, if it lies there and nobody changes
-  // it.
+  // The caller holds the tx latch. Until a call with null, what this thread
+  // posts may be sent straight from this memory, if it lies there. No thread
+  // may change the bytes meanwhile.
   void SendFrom(std::shared_ptr<UserMemory> memory);
   // --- Receiving into the caller's memory (qp_lane_target.cc), under the rx
-  // latch.  Lets the peer write what it sends next to the `length` bytes at
-  // `at`, where the next unread byte belongs.  False: a target is open, `exact`
-  // and something is unread, too little is left behind what is unread, the peer
-  // may still use the last target, or the lane cannot; then `window` is closed.
-  // `window` outlives the target.
+  // latch.
+  // Lets the peer write what it sends next to the `length` bytes at `at`, where
+  // the next unread byte belongs. `window` outlives the target. Returns false,
+  // with `window` closed, in these cases: a target is open; `exact` and
+  // something is unread; too little is left behind what is unread; the peer may
+  // still use the last target; the lane cannot.
   bool OpenTarget(std::byte* at, std::size_t length, bool exact,
                   Window* window);
   bool TargetOpen() const { return target_.length != 0; }
-  // Most of the last targets have been used.  Where they have not, few are
-  // tried.
+  // Whether to try a target. If the last ones were not used, few are tried.
   bool TargetIsWorth() {
     if (target_skips_ == 0) return true;
     --target_skips_;
     return false;
   }
-  // The device is the kernel's own.
+  // Whether the device is the kernel's own.
   bool software() const { return software_; }
-  // All that the peer may write there has been read.
+  // Whether all that the peer may write to the target has been read.
   bool TargetIsOver() const {
     return target_.length == 0 ||
            rx_.next() > target_end_.load(std::memory_order_relaxed);
   }
-  // What has been read ends within a send that goes on in an exact target.
-  // False from some time after the first look on: the peer may say so for ever.
+  // Whether what has been read ends within a send that goes on in an exact
+  // target. False from some time after the first look on, since the peer may
+  // say so for ever.
   bool TargetGoesOn();
-  // Closes the window.  Unread bytes of the target go where they would be
+  // Closes the window. Unread bytes of the target go where they would be
   // without it.
   void CloseTarget(Window* window);
 
-  // A number of this lane, of no other one in the process.
+  // A number that no other lane of the process has.
   std::uint32_t serial() const { return serial_; }
-  // Of what has been posted so far: SentDone(ticket, posted) tells whether the
-  // memory it was sent from is needed no more: the peer has taken it, or
-  // (*copied) it is in its memory, and was copied for the case that it must go
-  // again by another way.  `copy`: do that now, if need be.
+  // A ticket for what has been posted so far. SentDone(ticket, posted) tells
+  // whether the memory it was sent from is needed no more. Either the peer has
+  // taken the bytes. Or they are in the peer's memory, and *copied says that
+  // they were copied in case they must go again by another way. `copy`: makes
+  // that copy now, if need be.
   std::int64_t SentTicket() const {
     return static_cast<std::int64_t>(direct_wrs_);
   }
@@ -210,8 +214,8 @@ class QpLane final : public RdmaLane {
   std::size_t Pinned() const override;
   void Lost(base::Reason reason) override;
 
-  // Posts what waits, if the send queue has room.  Any thread.  True: nothing
-  // waits any more.
+  // Posts what waits, if the send queue has room. True: nothing waits any more.
+  // Any thread may call it.
   bool Flush();
 
   // For tests.
@@ -246,7 +250,7 @@ class QpLane final : public RdmaLane {
 
   explicit QpLane(QpLaneParts parts);
 
-  // Readable, and as how many messages.
+  // What Readable returns, and as how many messages.
   std::size_t Unread(std::uint32_t* messages);
 
   bool Closed() const {
@@ -261,15 +265,15 @@ class QpLane final : public RdmaLane {
   std::atomic<std::uint64_t>& CreditWord() const {
     return *reinterpret_cast<std::atomic<std::uint64_t>*>(rx_block_.base());
   }
-  // Where data goes now.
+  // Where data goes now: the mirror, and the peer's ring.
   struct TxRingPlace {
     std::byte* mirror = nullptr;
     std::uint64_t address = 0;
     std::uint32_t lkey = 0;
     std::uint32_t rkey = 0;
   };
-  // Messages that the peer has consumed, as far as it has told and, of what
-  // came with messages, as far as they have been drained.
+  // Messages that the peer has consumed, as far as its credit word and the
+  // drained messages tell.
   std::uint64_t Consumed() const {
     return std::max(
         CreditWord().load(std::memory_order_acquire) & kConsumedMask,
@@ -285,7 +289,7 @@ class QpLane final : public RdmaLane {
   std::size_t PostLarge(IovCursor from, std::size_t all);
   std::size_t PostDirect(const std::byte* from, std::size_t all);
   void NoteDirect(const ring::Placement& place, const std::byte* from);
-  // The check of the peer's target; 0: it has none.
+  // The check of the peer's target; 0: the peer has none.
   std::uint64_t TargetCheck() const { return HeadWord(kTargetCheckAt).load(); }
   std::atomic<std::uint64_t>& HeadWord(std::size_t at) const {
     return *reinterpret_cast<std::atomic<std::uint64_t>*>(rx_block_.base() +
@@ -313,11 +317,12 @@ class QpLane final : public RdmaLane {
     base::LatchGuard hold(post_latch_);
     return Room() >= wrs;
   }
-  // Nothing has come since the last write, and the window is full.
+  // Whether the window is full, and nothing has come since the last write.
   bool Streaming() const RC_REQUIRES(post_latch_);
   bool Bursts(bool reply);  // under the tx latch
   bool CreditAlong() RC_REQUIRES(post_latch_);
-  // Whether so much that has been consumed is worth a write of its own.
+  // Whether so much, consumed since the last credit, is worth a write of its
+  // own.
   bool CreditDue(std::uint64_t messages, std::uint64_t bytes) const {
     return messages >= kMessages / pace_.credit_part ||
            bytes > rx_ring_bytes_.load(std::memory_order_relaxed) /
@@ -326,13 +331,15 @@ class QpLane final : public RdmaLane {
   void PublishAlong(Chain* chain, std::uint32_t length)
       RC_REQUIRES(post_latch_);
   bool FlushLocked() RC_REQUIRES(post_latch_);
-  // A sender that knows of no newer credit than the last wake-up's has no room.
+  // Whether a sender that knows no newer credit than the last wake-up's has no
+  // room.
   bool Starves() const;
   bool StarvesForBytes(std::uint64_t landed) const;
-  // Writes the credit word; with a wake-up if the sender may sleep.  False: no
-  // room in the send queue.
+  // Writes the credit word; with a wake-up if the sender may sleep. With
+  // `along`, the next message carries a credit without wake-up. False: no room
+  // in the send queue.
   bool PublishLocked(Chain* chain, bool along = false) RC_REQUIRES(post_latch_);
-  // The credit word for `consumed`, as that of a wake-up if it is one.
+  // The credit word for `consumed`; with `wake` that of a wake-up.
   std::uint64_t Word(std::uint64_t consumed, bool wake)
       RC_REQUIRES(post_latch_);
   void PublishCredit();
@@ -348,8 +355,8 @@ class QpLane final : public RdmaLane {
   }
   bool LandedOrDrain(std::uint64_t number, std::uint32_t* imm);
   bool Fill();
-  // Of a look ahead: the current message of `at` is data, the next one if that
-  // is consumed.
+  // For a look ahead: whether the current message of `at` is data. Once that
+  // message is consumed, takes the next.
   bool LandedData(ring::Rx* at);
   const std::byte* Bytes(const ring::Rx& rx) const {
     if (target_.length != 0) [[unlikely]] {
@@ -361,7 +368,7 @@ class QpLane final : public RdmaLane {
   void CountRecord(std::uint32_t length);
   void GrowRing();
   void RingChanged();
-  // The piece of a record that lies in the target; null: it is in the ring.
+  // Where the current message lies in the target; null: it is in the ring.
   const std::byte* InTarget(const ring::Rx& rx) const;
   std::size_t ReadTarget(const iovec* iov, int count, std::size_t skip,
                          std::size_t limit, bool peek);
@@ -378,17 +385,17 @@ class QpLane final : public RdmaLane {
   void Take(std::uint32_t n);
   void Taken();
 
-  // From the poller, under its latch.
-  // On iWARP with what came before the immediate, if something did.
+  // Called by the poller, under its latch. On iWARP `bytes` are what came
+  // before the immediate.
   void OnReceive(std::uint32_t imm, const std::byte* bytes,
                  std::uint32_t length);
-  // A message's credit, the bits of `mask`.  False: it cannot be.
+  // Takes the credit of a message, the bits of `mask`. False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
-  // A message while a target is open, or placed.  kNone: it may be; a placed
-  // one is data from here on.
+  // Takes a message while a target is open, or a placed message. kNone: the
+  // message is in order. If placed, it is data from here on.
   base::Reason OnTarget(std::uint64_t number, ring::Imm* imm);
   void OnSent(std::uint64_t wrs);
-  // While it wants them, the completions of its sends wake who sleeps.
+  // While the lane wants them, the completions of its sends wake sleepers.
   void WantSent() {
     if (!wants_sent_.exchange(true, std::memory_order_seq_cst)) {
       poller_->WantSent();
@@ -399,7 +406,7 @@ class QpLane final : public RdmaLane {
       poller_->UnwantSent();
     }
   }
-  // Gives the used ones back to the device, where they are the lane's own.
+  // Gives used receives back to the device, if they are the lane's own.
   void PostReceives();
   void OnError(int status, bool receive);
   void Tell();
@@ -413,7 +420,7 @@ class QpLane final : public RdmaLane {
   Deferred* const deferred_;
   const std::shared_ptr<std::atomic<std::uint32_t>> lanes_;
   rdma_cm_id* const id_;
-  ibv_qp* qp_ RC_GUARDED_BY(post_latch_);  // null: gone
+  ibv_qp* qp_ RC_GUARDED_BY(post_latch_);  // null: destroyed
   const std::uint32_t qp_num_;
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
@@ -423,11 +430,12 @@ class QpLane final : public RdmaLane {
   const Pace pace_;
   bool added_ = false;
   const std::unique_ptr<Receives>
-      receives_;  // what is in it: the drain latch's
+      receives_;  // its content: under the drain latch
   const PinCount queue_;
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
-  // How large a ring may grow; and so that the peer goes along.
+  // How large a ring may grow, and how large this end's may so that the peer
+  // goes along.
   const std::size_t most_ring_;
   std::atomic<std::size_t> most_rx_ring_;
   Offer peer_{};
@@ -437,7 +445,7 @@ class QpLane final : public RdmaLane {
   std::atomic<bool> closing_{false};      // Freeze or the destructor has begun
   std::atomic<std::uint32_t> notify_{0};  // bell << 8 | kNotify*
   Board::Mark mark_;
-  bool ready_wanted_ = false;  // the conductor's, as the next one
+  bool ready_wanted_ = false;  // used by the conductor alone, as ready_sent_
   bool ready_sent_ = false;
   const bool reports_last_wqe_;
   const bool software_;
@@ -449,117 +457,117 @@ class QpLane final : public RdmaLane {
     verbs::Mr mr;
     PinCount pin;
   };
-  std::vector<Exposed> exposed_;              // the rx latch's
-  std::shared_ptr<UserMemory> placing_from_;  // the tx latch's, as what follows
-  std::uint64_t placed_wrs_ = 0;              // the last that places something
-  std::uint64_t fence_wrs_ = 0;               // the last whose end says so
-  std::atomic<std::uint64_t> fenced_wrs_{0};  // ... that has ended
-  // What is sent from the application's memory, by message % kMessages: the
-  // bytes of the mirror are there instead.
+  std::vector<Exposed> exposed_;              // under the rx latch
+  std::shared_ptr<UserMemory> placing_from_;  // under the tx latch, to serial_
+  std::uint64_t placed_wrs_ = 0;              // of the last that places
+  std::uint64_t fence_wrs_ = 0;               // of the last whose end says so
+  std::atomic<std::uint64_t> fenced_wrs_{0};  // ... and that has ended
+  // What is sent from the application's memory, by message % kMessages. The
+  // bytes of the mirror lie there instead.
   struct Direct {
     std::uint64_t number = 0;
     std::uint64_t start = 0;           // in the byte stream
-    const std::byte* bytes = nullptr;  // null: not so
+    const std::byte* bytes = nullptr;  // null: not in use
     std::uint32_t length = 0;
     std::byte* mirror = nullptr;
     std::shared_ptr<UserMemory> memory;
   };
   std::array<Direct, kMessages> direct_;
-  std::uint32_t directs_ = 0;  // of them
+  std::uint32_t directs_ = 0;  // how many are in use
   std::uint64_t direct_wrs_ = 0;
   std::shared_ptr<UserMemory> send_from_;
   const void* send_thread_ = nullptr;
   const std::uint32_t serial_ = NextSerial();
 
-  // The peer's target that was taken last; the tx latch's.
+  // The peer's target that this end took last. Guarded by the tx latch.
   Target to_{};
   std::uint64_t to_check_ = 0;
   bool to_void_ = true;
   bool to_used_ = false;
 
-  // The tx latch's, but for the atomics.
+  // Guarded by the tx latch, but for the atomics.
   alignas(64) std::optional<ring::Tx> tx_;
   std::array<ring::Sent, kMessages> sent_table_;
   std::uint64_t landed_at_post_ = 0;
   std::uint32_t burst_ = 0;  // sends, up to kBurst
-  bool bursting_ = false;    // from kBurst on, until half of them are left
+  bool bursting_ = false;    // from kBurst on, until half are left
   void (*next_post_)() = nullptr;
   std::uint16_t wakes_drained_ = 0;
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
   std::atomic<bool> queue_full_{false};        // Post found the send queue full
-  std::uint32_t rings_taken_ = 0;              // of ring_offers_
-  // The mirrors; the index is Tx::ring().  Those of offered rings are blocks of
-  // their own.
+  std::uint32_t rings_taken_ = 0;              // how many of ring_offers_
+  // The mirrors, by Tx::ring(). Mirrors of offered rings are blocks of their
+  // own.
   std::byte* tx_mirrors_[2] = {};
   Block tx_grown_[2];
-  bool old_mirror_ = false;  // the old one is still there
+  bool old_mirror_ = false;  // the old mirror is still there
 
   mutable base::Latch post_latch_;
   std::uint64_t posted_wrs_ RC_GUARDED_BY(post_latch_) = 0;
   std::uint64_t signalled_wrs_ RC_GUARDED_BY(post_latch_) = 0;
-  // Those before it have had an answer.
+  // So many WRs have had an answer.
   std::uint64_t reply_wrs_ RC_GUARDED_BY(post_latch_) = 0;
-  std::uint64_t switch_wrs_ = 0;  // posted before the ring was changed
+  std::uint64_t switch_wrs_ = 0;  // WRs posted before the ring was changed
   TxRingPlace tx_ring_;           // written under the tx latch as well
   // Length 0: nothing waits.
   ring::Placement waiting_ RC_GUARDED_BY(post_latch_){};
-  // A credit that found no room in the queue.
+  // A credit is owed that found no room in the queue.
   bool tell_owed_ RC_GUARDED_BY(post_latch_) = false;
   std::uint32_t wakes_sent_ RC_GUARDED_BY(post_latch_) = 0;
-  // Written under it: the last wake-up's credit, the last credit, and the bytes
-  // consumed by then.
+  // Written under post_latch_: the last wake-up's credit, the last credit, and
+  // for each the bytes consumed by then.
   std::atomic<std::uint64_t> told_{0};
   std::atomic<std::uint64_t> told_bytes_{0};
   std::atomic<std::uint64_t> published_{0};
   std::atomic<std::uint64_t> published_bytes_{0};
   std::atomic<bool> waits_{false};  // waiting_ or tell_owed_
   std::atomic<bool> wants_sent_{false};
-  std::atomic<bool> bursts_{false};         // ... for no completion's sake
-  std::atomic<std::uint64_t> done_wrs_{0};  // written by the drainer
-  std::atomic<bool> listed_{false};         // Deferred's
+  std::atomic<bool> bursts_{false};         // ... and no completion sends it
+  std::atomic<std::uint64_t> done_wrs_{0};  // written by the draining thread
+  std::atomic<bool> listed_{false};         // in the list of deferred_
   QpLane* next_deferred_ = nullptr;
 
-  // The rx latch's, but for the atomic.
+  // Guarded by the rx latch, but for the atomics.
   alignas(64) ring::Rx rx_;
-  std::uint64_t rx_limit_ = kNoLimit;  // no message from here on is accepted
+  std::uint64_t rx_limit_ = kNoLimit;  // accepts no message from here on
   std::uint64_t arrived_ = 0;
   std::atomic<std::uint64_t> consumed_{0};
-  const std::byte* rx_rings_[2] = {};  // the index is Rx::ring()
+  const std::byte* rx_rings_[2] = {};  // by Rx::ring()
   Block rx_grown_[2];
   std::uint8_t ring_seen_ = 0;
   bool grow_stopped_ = false;
-  bool credit_asked_ = false;  // for what was here and unread
-  std::uint32_t longest_ = 0;  // record, since the last offer
+  bool credit_asked_ = false;  // Credit() has found something unread
+  std::uint32_t longest_ = 0;  // the longest record since the last offer
   std::uint64_t read_bytes_ = 0;
   // How often the ring has been small since the last offer: see kGrowAfter.
   std::atomic<std::uint32_t> starves_{0};
-  std::atomic<std::uint32_t> offered_bytes_{0};  // a ring not yet gone over to
-  // Written under the rx latch and the drain latch, read under either; `landed`
-  // is the drain latch's.
+  std::atomic<std::uint32_t> offered_bytes_{0};  // ring not yet gone over to
+  // Written under the rx latch and the drain latch, read under either. The
+  // drain latch alone guards `landed`.
   OwnTarget target_;
   LateKey late_key_;  // of the last target, if the peer may still use it
-  std::uint64_t goes_on_until_ns_ = 0;  // 0: nobody has looked
-  bool target_made_ = false;            // there has been one
+  std::uint64_t goes_on_until_ns_ = 0;  // 0: no look yet
+  bool target_made_ = false;            // a target has been open
   bool target_used_ = false;
   std::uint32_t target_misses_ = 0;  // in a row
   std::uint32_t target_skips_ = 0;
 
-  // The drain latch's, but for the atomics.
+  // Guarded by the drain latch, but for the atomics.
   alignas(64) std::atomic<std::uint64_t> landed_{0};
   std::array<std::atomic<std::uint32_t>, kMessages> inbox_{};
-  std::atomic<std::uint64_t> carried_{0};  // the last credit with a message
-  // Of the messages since the target was opened: where in it they begin; null:
-  // in the ring.  By message % kMessages, as inbox_.
+  std::atomic<std::uint64_t> carried_{0};  // the last that a message brought
+  // Where in the target the messages since its opening begin; null: in the
+  // ring. By message % kMessages, as inbox_.
   std::array<std::byte*, kMessages> placed_at_{};
-  // The message that ends the target: the peer writes nothing there behind it.
+  // The message that ends the target: the peer writes nothing there after it.
   static constexpr std::uint64_t kNoEnd = ~std::uint64_t{0};
   std::atomic<std::uint64_t> target_end_{kNoEnd};
-  // Bytes in messages before number n, at n % 64: a publisher looks back at
-  // most 32.
+  // The ring bytes of messages before number n, at n % 64. A publisher looks
+  // back at most 32 messages.
   std::array<std::atomic<std::uint64_t>, 64> bytes_before_{};
   std::atomic<std::uint64_t> wakes_seen_{0};
-  std::atomic<std::uint32_t> rx_ring_bytes_;  // of the ring of what has landed
-  // The ring that the peer has offered last, and how many it has.
+  std::atomic<std::uint32_t> rx_ring_bytes_;  // the ring of what has landed
+  // The ring that the peer has offered last, and how many rings it has offered.
   std::atomic<std::uint64_t> ring_address_{0};
   std::atomic<std::uint64_t> ring_key_bytes_{0};  // key << 32 | bytes
   std::atomic<std::uint32_t> ring_offers_{0};
@@ -574,23 +582,23 @@ class QpLane final : public RdmaLane {
   Offer setup_{};  // written before setup_seen_
 };
 
-// The lanes of a domain that have a write waiting.
+// The lanes of a domain that have a write waiting. Threads: any.
 class Deferred {
  public:
-  // `fn` is called when something begins to wait; it arranges that Flush() is
-  // called within about a millisecond, and until then it is not called again.
+  // Calls `fn` when something begins to wait. `fn` arranges that Flush() is
+  // called within about a millisecond. Until then it is not called again.
   void SetTimer(void (*fn)(void*), void* arg) {
     arg_ = arg;
     fn_.store(fn, std::memory_order_release);
   }
-  // Without a timer nothing may wait: a thread that has sent need not come
+  // Without a timer nothing may wait, for a thread that has sent need not come
   // back.
   bool Enabled() const {
     return fn_.load(std::memory_order_relaxed) != nullptr;
   }
   void Add(QpLane* lane);
   void Remove(QpLane* lane);
-  // Any thread; one look if nothing waits.
+  // Any thread may call it. If nothing waits it is one look.
   void Flush() {
     if (count_.load(std::memory_order_seq_cst) != 0) FlushAll();
   }

@@ -15,7 +15,7 @@ namespace rcsock::lane::rdma {
 namespace {
 
 constexpr std::size_t kMostExposed = 4096;
-// Beside what control messages and credits may need.
+// Besides what control messages and credits may need.
 constexpr std::uint32_t kRoom = 20;
 
 }  // namespace
@@ -49,8 +49,8 @@ void QpLane::Hide(std::uint32_t key) {
                 [&](const Exposed& one) { return one.mr->rkey == key; });
 }
 
-// The device carries out the requests of a QP in their order, and tells the
-// receiver of a message when all that came before it is in its place.
+// The device carries out the requests of a QP in their order. It tells the
+// receiver of a message when all that came before is in its place.
 std::int64_t QpLane::Place(const void* from, std::size_t length,
                            std::uint64_t to, std::uint32_t key) {
   if (!tx_ || Closed()) return -ESTALE;
@@ -61,20 +61,20 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
     return -ENOBUFS;
   }
   if (iwarp_ && !sink_->Ready(memory_)) return -ENOBUFS;
-  // Registered until the next one, at least: who takes it back waits for what
-  // it has placed.
+  // Registered until the next Place, at least. A program that takes the memory
+  // back waits for what it has placed.
   placing_from_ = std::move(memory);
   LookForCredit();
   if (Closed()) return -ESTALE;
   if (!HasRoom(kRoom)) {
-    // Nobody else may look: the ends of sends wake nobody.
+    // No other thread may look: the ends of sends wake none.
     poller_->Collect();
   }
   base::LatchGuard hold(post_latch_);
   if (Room() < kRoom) return 0;
   Chain chain(this);
   chain.Place(from, static_cast<std::uint32_t>(length), lkey, to, key);
-  // Acknowledged by a device of InfiniBand or RoCE, it is there.
+  // What a device of InfiniBand or RoCE has acknowledged is in its place.
   if (!iwarp_) chain.Ticket();
   chain.Post();
   placed_wrs_ = posted_wrs_;
@@ -117,7 +117,7 @@ void QpLane::DropCredited() {
   }
 }
 
-// Of the message that has been reserved last.
+// For the message that has been reserved last.
 void QpLane::NoteDirect(const ring::Placement& place, const std::byte* from) {
   Direct& one = direct_[place.number % kMessages];
   DropDirect(&one);
@@ -131,8 +131,9 @@ void QpLane::NoteDirect(const ring::Placement& place, const std::byte* from) {
   ++directs_;
 }
 
-// As PostLarge, but what the device reads is the application's, and the mirror
-// stays empty there: who must send it again finds it by direct_.
+// As PostLarge, but the device reads the application's memory, and the mirror
+// stays empty there. A path that must send the bytes again finds them by
+// direct_.
 std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
   std::uint32_t lkey = 0;
   const iovec iov{const_cast<std::byte*>(from), all};
@@ -175,8 +176,8 @@ bool QpLane::SentDone(std::int64_t ticket, std::uint64_t posted, bool copy,
                       bool* copied) {
   *copied = false;
   if (Acked() >= posted) return true;
-  // The device is done with it only when the peer has it: until then it may
-  // read it again, for a packet that was lost.
+  // The device has done with the memory only when the peer has the bytes. Until
+  // then it may read them again, for a packet that was lost.
   if (!copy || Closed() || !Placed(ticket)) return false;
   for (Direct& one : direct_) {
     if (one.bytes == nullptr || one.start >= posted) continue;

@@ -11,7 +11,7 @@
 
 namespace rcsock::lane::rdma {
 namespace {
-// In a time that does not tell how much of it is right.
+// In a time that does not tell how much of the MAC is right.
 bool IsMac(const std::uint8_t* bytes, const ReadyMac& mac) {
   std::uint8_t differs = 0;
   for (std::size_t i = 0; i < mac.size(); ++i) differs |= bytes[i] ^ mac[i];
@@ -19,10 +19,10 @@ bool IsMac(const std::uint8_t* bytes, const ReadyMac& mac) {
 }
 
 // A larger ring is worth its memory after two wake-ups for want of bytes, or
-// eight messages that were cut, or answers that had to take credit along.
+// eight messages that may have been cut.
 constexpr std::uint32_t kGrowAfter = 8;
 constexpr std::uint32_t kStarved = 4;
-// Wake-ups that an honest peer may be ahead of the messages it has had.
+// How many wake-ups an honest peer may be ahead of the messages it has had.
 constexpr std::uint64_t kWakesAhead = 8;
 
 enum : std::uint32_t { kNewsRx = 1, kNewsTx = 2, kNewsSent = 4 };
@@ -42,7 +42,7 @@ bool QpLane::Fill() {
   std::uint32_t imm;
   while (LandedOrDrain(rx_.next(), &imm)) {
     if (ring::Decode(imm).kind == ring::Kind::kSetup) {
-      rx_.TakeInline();  // OnReceive has dealt with it
+      rx_.TakeInline();  // OnReceive has handled it
       Taken();
       continue;
     }
@@ -62,7 +62,7 @@ void QpLane::CountRecord(std::uint32_t length) {
   if (length < RecordMax(rx_ring_bytes_.load(std::memory_order_relaxed))) {
     return;
   }
-  // A message may have been cut for want of a larger ring.
+  // The message may have been cut for want of a larger ring.
   starves_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -82,7 +82,7 @@ bool QpLane::LandedData(ring::Rx* at) {
 Head QpLane::Peek() {
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   if (State() == base::Reason::kNone) return Head::kEmpty;
-  // Dead; but what landed before that still counts.
+  // The lane is dead. What landed before that still counts.
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   return Head::kDead;
 }
@@ -104,8 +104,8 @@ void QpLane::Taken() {
     PublishCredit();
   } else if (next == landed_.load(std::memory_order_relaxed) &&
              (credit_asked_ || Starves())) {
-    // A sender that may sleep is told of less, once there is nothing more here;
-    // and so is one that has asked.
+    // A sender that may sleep is told of less, once there is nothing more here.
+    // So is a sender that has asked.
     credit_asked_ = false;
     PublishCredit();
   }
@@ -139,10 +139,11 @@ bool QpLane::PublishLocked(Chain* chain, bool along) {
     waits_.store(true, std::memory_order_seq_cst);
     return false;
   }
-  // Before the write can be seen: the drainer counts what lands against it.
+  // Before the write can be seen: the draining thread counts what lands against
+  // published_.
   const std::uint64_t before =
       published_.exchange(consumed, std::memory_order_seq_cst);
-  // published_ stored -> landed_ loaded (by Starves); the drainer stores
+  // published_ stored -> landed_ loaded, by Starves. The draining thread stores
   // landed_, fences, and looks at published_.
   const bool wake = consumed > told && Starves();
   if (wake && StarvesForBytes(landed_.load(std::memory_order_relaxed))) {
@@ -171,8 +172,8 @@ std::uint64_t QpLane::Word(std::uint64_t consumed, bool wake) {
          (consumed & kConsumedMask);
 }
 
-// The sender has run out of bytes again and again: offers it a larger ring.  It
-// goes over with a message that says so.
+// The sender has run out of bytes again and again. Offers it a larger ring, to
+// which it goes over with a message that says so.
 void QpLane::GrowRing() {
   if (grow_stopped_ || offered_bytes_.load(std::memory_order_relaxed) != 0) {
     return;
@@ -181,7 +182,7 @@ void QpLane::GrowRing() {
   const std::uint32_t now = rx_ring_bytes_.load(std::memory_order_relaxed);
   const std::uint32_t longest = std::exchange(longest_, 0);
   const bool many = memory_->pinned() >= kMany;
-  // The next one may be longer.
+  // The next record may be longer.
   if (now >= (many ? kRingEnoughOfMany : kRingEnough) && longest <= now / 4) {
     return;
   }
@@ -191,7 +192,7 @@ void QpLane::GrowRing() {
   verbs::Error error;
   Block block;
   if (bytes > now) {
-    // There may be some later.
+    // There may be memory later.
     if (!memory_->MayGrow(bytes)) return;
     block = memory_->Get(bytes, true, &error);
   }
@@ -223,7 +224,7 @@ void QpLane::GrowRing() {
   chain.Post();
 }
 
-// The first message of the new ring: nothing in the old one is unread.
+// The first message of the new ring is here: nothing in the old ring is unread.
 void QpLane::RingChanged() {
   rx_grown_[ring_seen_].reset();
   ring_seen_ = rx_.ring();
@@ -320,8 +321,8 @@ bool QpLane::Arrived() {
 
 bool QpLane::OnCarried(std::uint32_t bits, std::uint32_t mask) {
   static_assert(kMessages + kSendDepth <= ring::kCreditMask);
-  // Stored before the peer could know of any of them.  It is from some messages
-  // ago, not more than `mask`: see QpLane.
+  // Stored before the peer could know of any of these messages. The credit is
+  // from at most `mask` messages ago (QpLane).
   const std::uint64_t sent = sent_for_wakes_.load(std::memory_order_relaxed);
   const std::uint32_t behind = (static_cast<std::uint32_t>(sent) - bits) & mask;
   if (behind > sent) return false;
@@ -335,7 +336,7 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
                        std::uint32_t length) {
   if (latched_) return;
   ring::Imm imm = ring::Decode(bits);
-  // iWARP: the whole of a message that lies in its slot, and nothing else.
+  // iWARP: the whole of a message that lies in its slot, and else nothing.
   const bool placed = imm.kind == ring::Kind::kPlaced;
   const bool in_slot = (imm.flags & ring::kFlagInline) != 0 && !placed;
   const bool carries = in_slot && imm.kind != ring::Kind::kCredit;
@@ -362,7 +363,8 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
   if (imm.kind == ring::Kind::kCredit) {
     const std::uint64_t seen = wakes_seen_.load(std::memory_order_relaxed) + 1;
     wakes_seen_.store(seen, std::memory_order_release);
-    // Each is for something that we have sent, and tells how much of it.
+    // Each wake-up is for something that this end has sent, and tells how much
+    // of that is consumed.
     if (seen > sent_for_wakes_.load(std::memory_order_relaxed) + kWakesAhead ||
         !OnCarried(imm.length, ring::kMaxLength)) {
       latched_ = true;
@@ -387,8 +389,7 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
     return;
   }
   const std::uint64_t number = landed_.load(std::memory_order_relaxed);
-  // READY comes first; and no more can be under way than the peer has credit
-  // for.
+  // READY comes first. No more can be under way than the peer has credit for.
   if ((imm.kind != ring::Kind::kSetup &&
        !setup_seen_.load(std::memory_order_relaxed)) ||
       number - published_.load(std::memory_order_acquire) >= kMessages) {
@@ -428,7 +429,7 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
   }
   if (imm.kind == ring::Kind::kData && (imm.flags & ring::kFlagRewind) != 0) {
     rewound_ = number;
-    // In a slot it says nothing else.
+    // In a slot the flag says nothing else.
     if (in_slot) imm.flags &= ~ring::kFlagRewind;
   }
   if (!in_slot && (imm.flags & ring::kFlagRing) != 0) {
@@ -475,7 +476,7 @@ void QpLane::Tell() {
   std::uint32_t news = news_;
   news_ = 0;
   if ((news & kNewsSent) != 0) {
-    // Whoever still finds no room says so again.
+    // A lane that still finds no room says so again.
     UnwantSent();
     if (!bursts_.load(std::memory_order_seq_cst)) Flush();
     if (queue_full_.load(std::memory_order_seq_cst)) {
@@ -484,8 +485,8 @@ void QpLane::Tell() {
     }
   }
   if ((news & (kNewsRx | kNewsTx)) == 0) return;
-  // What has landed is stored -> the wishes are loaded; SetNotify stores the
-  // wish, fences, and then the caller looks.
+  // What has landed is stored -> the wishes are loaded. SetNotify stores the
+  // wish, fences, and then its caller looks.
   base::FullFence();
   const std::uint32_t notify = notify_.load(std::memory_order_relaxed);
   const int bell = static_cast<int>(notify >> 8);
@@ -509,7 +510,8 @@ void QpLane::Tell() {
                        Starves();
   if (rewound == 0 && !starves) return;
   base::LatchGuard hold(post_latch_);
-  // It began at the front, so it knew the credit of all before it.
+  // The message began at the front, so the sender knew the credit of all before
+  // it.
   const std::uint64_t known =
       std::min(rewound, published_.load(std::memory_order_relaxed));
   if (known > told_.load(std::memory_order_relaxed)) {
@@ -521,7 +523,7 @@ void QpLane::Tell() {
           told_.load(std::memory_order_relaxed) &&
       Starves()) {
     Chain chain(this);
-    // If the queue has no room, the completion that makes some brings us back.
+    // If the queue has no room, the completion that makes some comes back here.
     if (!PublishLocked(&chain)) WantSent();
     chain.Post();
   }

@@ -14,21 +14,22 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// A withdrawal waits until nothing has landed for so long.  What a sender had
-// posted before it could see the withdrawal is there by then.
+// A withdrawal waits until nothing has landed for so long. By then what a
+// sender had posted before it could see the withdrawal is there.
 constexpr std::uint64_t kQuietNs = 100'000;
-// ... and no longer than this in all.
+// ... and so long at most in all.
 constexpr std::uint64_t kPatienceNs = 20'000'000;
 // A plain call waits so long for the rest of a send.
 constexpr std::uint64_t kRestNs = 100'000'000;
-// After a row of so many unused targets, one of 2^n waits has one.
+// After n unused targets in a row about one of 2^n waits has a target. n ends
+// here.
 constexpr std::uint32_t kMostMisses = 8;
 // Places in the send queue that a target may take.
 constexpr std::uint32_t kRoom = 8;
 
-// Copies `n` bytes of a target to the vector.  Where another call has read
-// before, the owner's bytes move down in its own memory: from the first byte
-// on, and nothing is written ahead of what has been read.
+// Copies `n` bytes of a target to the vector. If another call has read before,
+// the owner's bytes move down in its own memory. The copy begins with the first
+// byte, and writes nothing ahead of what has been read.
 bool CopyOver(IovCursor* to, const std::byte* from, std::size_t n) {
   std::byte piece[4096];
   while (n > 0) {
@@ -91,8 +92,8 @@ bool QpLane::SayTarget(const Target& target) {
   return true;
 }
 
-// Under the drain latch, where no target is open: what has landed is in the
-// ring.  Its unread data bytes.
+// The caller holds the drain latch, and no target is open: what has landed is
+// in the ring. Returns its unread data bytes.
 std::size_t QpLane::UnreadOfRing() {
   std::size_t bytes = 0;
   EachUnread([&](const ring::Rx& at) {
@@ -103,8 +104,8 @@ std::size_t QpLane::UnreadOfRing() {
   return bytes;
 }
 
-// Under the drain latch: `each(at)` of the messages that have landed and are
-// unread, the current one first, until it says false.
+// The caller holds the drain latch. Calls `each(at)` for the messages that have
+// landed and are unread, the current one first, until `each` returns false.
 template <class Each>
 void QpLane::EachUnread(Each each) {
   ring::Rx at = rx_;
@@ -126,11 +127,11 @@ void QpLane::EachUnread(Each each) {
   }
 }
 
-// Under the drain latch.
+// The caller holds the drain latch.
 base::Reason QpLane::OnTarget(std::uint64_t number, ring::Imm* imm) {
   const bool placed = imm->kind == ring::Kind::kPlaced;
-  // One that comes behind a withdrawal is late, and no breach: its sender keeps
-  // the bytes.
+  // A placed message behind a withdrawal is late, and no breach: its sender
+  // keeps the bytes.
   if (target_.length == 0 || target_.closing) {
     if (!placed) return base::Reason::kNone;
     return target_made_ ? base::Reason::kLaneError : base::Reason::kProtocol;
@@ -175,7 +176,7 @@ bool QpLane::TargetGoesOn() {
   return now < goes_on_until_ns_;
 }
 
-// As Read, but for bytes that are where they belong.
+// As Read, but for bytes that may be where they belong.
 std::size_t QpLane::ReadTarget(const iovec* iov, int count, std::size_t skip,
                                std::size_t limit, bool peek) {
   const bool drop = iov == nullptr;
@@ -192,7 +193,7 @@ std::size_t QpLane::ReadTarget(const iovec* iov, int count, std::size_t skip,
     bool good = true;
     if (!drop) {
       n = static_cast<std::uint32_t>(std::min<std::size_t>(n, to.Here()));
-      // (The program may have unmapped it.)
+      // The program may have unmapped it.
       good = placed == nullptr || base::Readable(placed, n);
       if (good && placed == to.Next()) {
         kept += n;
@@ -262,9 +263,9 @@ void QpLane::CloseTarget(Window* window) {
     return;
   }
   WithdrawTarget();
-  // A write that comes later than this is refused by this device: then the lane
-  // ends, and the peer sends its bytes another way.  Until the peer cannot make
-  // one any more, no memory has this key.
+  // This device refuses a write that comes later than this. Then the lane ends,
+  // and the peer sends its bytes another way. Until the peer cannot make such a
+  // write any more, no memory has this key.
   late_key_.Keep(window->key(), kNoLimit);
   window->Close();
   bool moved = true;
@@ -278,10 +279,10 @@ void QpLane::CloseTarget(Window* window) {
   if (!moved) Lost(base::Reason::kLaneError);
 }
 
-// The rx latch is held, and the target is closing.  A target that has ended is
-// void for its sender.  Else the next message tells of an exact one: in the
-// ring it comes behind the withdrawal, and a placed one ends the lane.  One
-// that is not exact is void behind its end.
+// The caller holds the rx latch, and the target is closing. A target that has
+// ended is void for its sender. For an exact target the next message tells: in
+// the ring it comes behind the withdrawal, and a placed message ends the lane.
+// Any other target is void behind its end.
 void QpLane::KeepLateKey() {
   if (target_end_.load(std::memory_order_relaxed) != kNoEnd) {
     late_key_.Release();
@@ -300,8 +301,8 @@ void QpLane::NoteUse() {
   target_skips_ = (1u << target_misses_) - 2;
 }
 
-// What has landed in the target and is unread goes to its place in the ring,
-// which its sender has kept free.  False: the program's memory has gone.
+// Moves what has landed in the target and is unread to its place in the ring,
+// which its sender has kept free. False: the program's memory has gone.
 bool QpLane::MoveToRing() {
   bool good = true;
   EachUnread([&](const ring::Rx& at) {
@@ -309,7 +310,7 @@ bool QpLane::MoveToRing() {
     if (from == nullptr) return true;
     good = base::Readable(from, at.left());
     if (!good) {
-      // Not credited, so the peer has them.
+      // These bytes are not credited, so the peer has them.
       rx_limit_ = at.next();
       return false;
     }
@@ -324,8 +325,8 @@ bool QpLane::MoveToRing() {
 
 // --- The sender --------------------------------------------------------------
 
-// Under the tx latch.  Whether the next `all` bytes go to the peer's target, at
-// least the first of them.
+// The caller holds the tx latch. Whether the next `all` bytes go to the peer's
+// target, at least the first of them.
 bool QpLane::TakesTarget(std::size_t all) {
   const std::uint64_t check = TargetCheck();
   const std::uint64_t posted = tx_->posted();
@@ -334,7 +335,7 @@ bool QpLane::TakesTarget(std::size_t all) {
     for (std::size_t i = 0; i < words.size(); ++i) {
       words[i] = HeadWord(kTargetAt + i * sizeof(words[0])).load();
     }
-    // (It may be whole later.)
+    // The words may be whole later.
     if (!DecodeTarget(words, &to_)) return false;
     to_check_ = words.back();
     to_used_ = false;
@@ -396,7 +397,7 @@ std::size_t QpLane::PostToTarget(IovCursor from, std::size_t all,
   return done;
 }
 
-// One message, to the target unless that has been withdrawn.
+// Posts one message, to the target unless that has been withdrawn.
 void QpLane::PostPiece(ring::Placement* place, const std::byte* from,
                        std::uint32_t lkey, bool direct, std::uint64_t to,
                        bool last) {

@@ -13,24 +13,25 @@ namespace rcsock::lane::rdma {
 namespace {
 
 // Sends of a thread that follow each other within so many microseconds make a
-// burst, and from so many on a lane they are put together.
+// burst. From so many sends on a lane on, they are put together.
 constexpr std::uint64_t kGapUs = 10;
 constexpr std::uint32_t kBurst = 16;
-// A longer gap, as an interrupt or another thread's turn makes them, costs a
-// burst some of its sends: one that has them more often than at every fifth
-// send ends.
-// (Each of many lanes would need sixteen sends anew, and then what they take
-// makes more such gaps.)  A pause ends it at once.
+// A longer gap, as an interrupt or another thread's turn makes it, costs a
+// burst some of its sends. So a burst with such gaps more often than at every
+// fifth send ends. If each gap ended it, each of many lanes would need sixteen
+// sends anew, and what these take would make more gaps. A pause ends a burst at
+// once.
 constexpr std::uint32_t kGapCosts = 4;
 constexpr std::uint64_t kPauseUs = 200;
-// Sends that are put together, and how long their record grows.
+// How long a send may be to be put together with others, and how long their
+// record grows.
 constexpr std::size_t kSmallSend = 8 * 1024;
 constexpr std::uint32_t kJoined = 16 * 1024;
 
 }  // namespace
 
-// When this thread has last sent on any lane.  (In no anonymous namespace: see
-// sleepers.cc.)
+// When this thread last sent on any lane. In no anonymous namespace: see
+// sleepers.cc.
 extern thread_local constinit std::uint64_t tls_post_ended
     __attribute__((tls_model("initial-exec")));
 thread_local constinit std::uint64_t tls_post_ended = 0;
@@ -58,20 +59,22 @@ bool QpLane::Bursts(bool reply) {
   return bursting_;
 }
 
-// Enough has been consumed to go along with a write that goes anyway and can't
-// carry it.  It goes before it: then who has the message has the credit, finds
-// nothing outstanding and begins at the front of the ring, or says so.  So this
-// end knows what its peer knows, and never has to wake it.
+// Whether enough has been consumed for a credit to go along with a write that
+// goes anyway and can't carry it. The credit goes before the write. A peer that
+// has the message then has the credit, finds nothing outstanding, and begins at
+// the front of the ring, or says so. So this end knows what its peer knows, and
+// never has to wake it.
 bool QpLane::CreditAlong() {
   const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
-  // (Earlier than where it is due: the next message may be too late.)
+  // Earlier than where credit is due: the next message may be too late.
   const std::uint64_t along = 3 * kMessages / 4 / pace_.credit_part;
   if (consumed - published_.load(std::memory_order_relaxed) >= along) {
     return true;
   }
-  // One more like the last, and the credit would have to be written for its own
-  // sake.  (post_latch_ holds published_, so what the drainer writes is at most
-  // 32 messages ahead of that: not message consumed - 1.)
+  // After one more message like the last, the credit would have to be written
+  // for its own sake. This thread holds post_latch_, and so published_. The
+  // draining thread writes at most 32 messages ahead of that: not the entry of
+  // message consumed - 1.
   const std::uint32_t ring = rx_ring_bytes_.load(std::memory_order_relaxed);
   const std::uint64_t end =
       bytes_before_[consumed % 64].load(std::memory_order_relaxed);
@@ -81,10 +84,11 @@ bool QpLane::CreditAlong() {
          ring / pace_.credit_part;
 }
 
-// For a message of so many bytes that is about to go.
+// For a message of `length` that is about to go.
 void QpLane::PublishAlong(Chain* chain, std::uint32_t length) {
   if (chain->MayCarry(length)) {
-    // It takes some bits of the immediate, or four bytes of a SEND: always.
+    // A credit takes some bits of the immediate, or four bytes of a SEND: it
+    // always goes along.
     if (consumed_.load(std::memory_order_relaxed) !=
         published_.load(std::memory_order_relaxed)) {
       PublishLocked(chain, true);
@@ -94,10 +98,10 @@ void QpLane::PublishAlong(Chain* chain, std::uint32_t length) {
   }
 }
 
-// False: the peer can't have consumed that.
+// False: the peer can't have consumed so much.
 bool QpLane::TakeCredit() {
   const std::uint64_t consumed = Consumed();
-  // Less than is known: half of a word that is coming in.
+  // Less than is known is half of a word that is coming in.
   if (consumed <= tx_->credited()) return true;
   if (!tx_->OnCredit(consumed)) return false;
   credit_seen_.store(consumed, std::memory_order_relaxed);
@@ -124,7 +128,7 @@ void QpLane::LookForCredit() {
   }
 }
 
-// Credit may have come with messages that nobody has looked for.
+// Credit may have come with messages that no thread has looked for.
 void QpLane::LookForRoom() {
   LookForCredit();
   if (tx_->Writable() != 0 || Closed()) return;
@@ -132,10 +136,11 @@ void QpLane::LookForRoom() {
   LookForCredit();
 }
 
-// Goes over to the ring that the peer has offered, as soon as the one before
+// Goes over to the ring that the peer has offered, as soon as the ring before
 // the present one is no longer needed.
 void QpLane::TakeRing() {
-  // Credited, and the device has done with it: it might send it once more.
+  // Credited, and the device has done with it: the device might send from the
+  // old ring once more.
   if (!tx_->OldCredited() ||
       done_wrs_.load(std::memory_order_acquire) < switch_wrs_) {
     return;
@@ -151,7 +156,7 @@ void QpLane::TakeRing() {
   const std::uint64_t key_bytes =
       ring_key_bytes_.load(std::memory_order_relaxed);
   const auto bytes = static_cast<std::uint32_t>(key_bytes);
-  // Only ever larger: what a peer can make us do here has an end.
+  // Only ever larger: what a peer can have this process do here has an end.
   if (bytes <= peer_.bytes || bytes > kBlockMax || bytes % 4096 != 0 ||
       address == 0 || address % 64 != 0 || address + bytes < address) {
     Lost(base::Reason::kProtocol);
@@ -173,13 +178,14 @@ void QpLane::TakeRing() {
   switch_wrs_ = posted_wrs_;
 }
 
-// Under the tx latch, without post_latch_: room for kPostWrs.
+// Whether there is room for kHeadroom and kPostWrs. The caller holds the tx
+// latch, and not post_latch_.
 bool QpLane::EnsureRoom() {
   const auto enough = [this] { return HasRoom(kHeadroom + kPostWrs); };
   if (enough()) return true;
   poller_->Collect();
   if (enough()) return true;
-  // Said before the last look; OnSent looks at it after it has made room.
+  // Said before the last look. Tell() looks at it after OnSent has made room.
   queue_full_.store(true, std::memory_order_seq_cst);
   WantSent();
   poller_->Collect();
@@ -212,7 +218,7 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
   }
   if (direct != nullptr) [[unlikely]]
     return PostDirect(direct, all);
-  // Before it has a place, which could not be given back.
+  // Tried before the message has a place, which could not be given back.
   if (!from.Readable(std::min(all, kSmallSend))) [[unlikely]] {
     base::tls_fault = true;
     return 0;
@@ -272,15 +278,15 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
   } else {
     bursts_.store(burst && !tell_owed_, std::memory_order_seq_cst);
     waits_.store(true, std::memory_order_seq_cst);
-    // waits_ stored -> done_wrs_ loaded; OnSent stores done_wrs_, then looks at
-    // waits_.  One of the two sends it, and while the window is full a
-    // signalled write is in flight.  In a burst neither does: whoever stops
-    // sending sleeps or looks, or the timer comes.
+    // waits_ stored -> done_wrs_ loaded. The draining thread stores done_wrs_,
+    // then looks at waits_. One of the two sends the record, and while the
+    // window is full a signalled write is in flight. In a burst neither does: a
+    // thread that stops sending sleeps or looks, or the timer comes.
     if (!burst && !Streaming()) FlushLocked();
   }
   const bool defer = waiting_.length != 0;
   post_latch_.unlock();
-  // listed_ is cleared before the flush that it calls for takes the latch: if
+  // listed_ is cleared before the flush that it calls for takes the latch. If
   // it is still set here, that flush is yet to come.
   if (defer && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
   tls_post_ended = base::Ticks();
@@ -295,7 +301,7 @@ bool QpLane::PostShort(IovCursor from, std::uint32_t all) {
                         0,
                         all,
                         {ring::Kind::kData, ring::kFlagInline, all}};
-  // As at the front of the ring: all before it has been credited.
+  // As at the front of the ring: all messages before have been credited.
   if (outstanding == 0) place.imm.flags |= ring::kFlagRewind;
   from.CopyOut(TxSlot(place.number), all);
   Chain chain(this);
@@ -318,7 +324,7 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
   std::size_t done = 0;
   bool fault = false;
   while (done < all) {
-    // Copied outside the latch: nobody else touches these bytes.
+    // Copied outside the latch: no other thread touches these bytes.
     ring::Placement places[kPostWrs / 2 - 2];
     std::size_t count = 0;
     std::size_t bytes = 0;
@@ -383,7 +389,7 @@ bool QpLane::FlushLocked() {
   if (waiting_.length != 0) {
     PublishAlong(&chain, waiting_.length);
     chain.Message(waiting_);
-    // It is the last.
+    // This message is the last.
     sent_for_wakes_.store(waiting_.number + 1, std::memory_order_relaxed);
   }
   waiting_.length = 0;
@@ -409,7 +415,8 @@ std::size_t QpLane::Writable() {
   LookForRoom();
   if (Closed()) return 0;
   const std::size_t room = tx_->Writable();
-  // Whoever waits for room sleeps next; the peer must see all of it first.
+  // A thread that waits for room sleeps next. The peer must see all messages
+  // first.
   if (room == 0) Flush();
   return room;
 }
@@ -418,14 +425,14 @@ std::uint64_t QpLane::Acked() {
   if (!tx_) return 0;
   if (State() == base::Reason::kNone) {
     LookForCredit();
-    // There may be more with messages that nobody has looked for.
+    // More credit may have come with messages that no thread has looked for.
     if (tx_->acked() != tx_->posted()) {
       poller_->Collect();
       LookForCredit();
     }
   } else if (State() != base::Reason::kProtocol) {
-    // What had come by then still tells how much the peer has read: whether its
-    // end was an orderly one depends on that.
+    // What had come by then still tells how much the peer has read. Whether the
+    // peer's end was orderly depends on that.
     static_cast<void>(TakeCredit());
   }
   return tx_->acked();
@@ -501,7 +508,7 @@ void Deferred::FlushAll() {
     }
   }
   if (!left) return;
-  // (One of them; the others' turn comes when this is called again.)
+  // For one lane's poller; the others' turn comes when this is called again.
   full->Collect();
   if (auto* fn = fn_.load(std::memory_order_acquire)) fn(arg_);
 }

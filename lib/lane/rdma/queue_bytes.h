@@ -7,10 +7,10 @@
 
 namespace rcsock::lane::rdma {
 
-// What the queues of an HCA pin.  Its provider allocates them in the process,
-// the kernel counts them against RLIMIT_MEMLOCK, and nothing tells how much
+// What the queues of an HCA pin. Its provider allocates them in the process,
+// and the kernel counts them against RLIMIT_MEMLOCK. Nothing tells how much
 // they are: this is what mlx5 takes, and others take about as much or less.
-// (Software devices have theirs in the kernel, which does not count them.)
+// Software devices have their queues in the kernel, which does not count them.
 
 constexpr std::size_t kQueuePage = 4096;
 
@@ -23,12 +23,12 @@ constexpr std::size_t CqBytes(std::size_t entries) {
   return QueueBytes(std::bit_ceil(entries + 1), 64);
 }
 
-// Of receives that have one buffer.
+// Of receives that have one buffer each.
 constexpr std::size_t SrqBytes(std::size_t entries) {
   return QueueBytes(std::bit_ceil(entries + 1), 32);
 }
 
-// A request is so many blocks of 64 bytes as its segments, the longest there
+// A request takes as many blocks of 64 bytes as its segments, the longest there
 // might be, and its inline data need.
 constexpr std::size_t SendQueueBytes(std::size_t requests,
                                      std::size_t inline_bytes) {

@@ -6,47 +6,52 @@
 
 namespace rcsock::lane::rdma {
 
-// One end of a stream on a Reliable Connection.  What follows is for the
-// rendezvous, on the conductor thread, before the stream has the lane; the rest
+// One end of a stream on a Reliable Connection. The rendezvous calls what
+// follows, on the conductor's thread, before the stream has the lane. The rest
 // is Lane's.
 //
-// Its id outlives it: the lane destroys its QP (rdma_destroy_qp), the
+// The id outlives the lane. The lane destroys its QP (rdma_destroy_qp), the
 // rendezvous the id.
 class RdmaLane : public Lane {
  public:
-  // What the peer needs to write to us.
+  // What the peer needs to write to this end.
   virtual Offer offer() const = 0;
-  // What we need to write to the peer: the connecting end has it from REP, the
-  // other from READY.
+  // What this end needs to write to the peer. The connecting end has it from
+  // REP, the other end from READY.
   virtual void SetPeer(const Offer& offer) = 0;
-  // The cookie of this lane's completions on the board; before SetNotify.
+  // The cookie of this lane's completions on the board. Set before SetNotify.
   virtual void SetCookie(void* cookie) = 0;
-  // What READY carries, of this end and of the peer: before either is sent.
+  // What READY carries, of this end and of the peer. Set before either is sent.
   virtual void SetReadyMacs(const ReadyMac& mine, const ReadyMac& theirs) = 0;
-  // The connection is established and this end's stream adopted: tells the peer
-  // (with our offer), who posts nothing before.  False: the lane is dead.
+  // The connection is established, and this end's stream adopted. Tells the
+  // peer, with this end's offer; the peer posts nothing before. False: the lane
+  // is dead.
   virtual bool SendReady() = 0;
-  // The peer's READY has come (a completion kCompletionRx tells when to look).
+  // Whether the peer's READY has come. A completion kCompletionRx tells when to
+  // look.
   virtual bool PeerReady() = 0;
   // Writes something that tells the peer nothing new.  siw loses what comes
   // while its rdma_accept is still at work, until more comes.
   virtual void Nudge() {}
-  // Calls `fn` once, at the next Post; under the tx latch, as that.
+  // Calls `fn` once, at the next Post. The caller holds the tx latch, as for
+  // Post.
   virtual void OnNextPost(void (*fn)()) = 0;
-  // Its QP may receive from now on: rdma_accept is about to be called.
+  // The QP may receive from now on: rdma_accept is about to be called.
   virtual void MayReceive() = 0;
-  // Its QP is connected.
+  // The QP is connected.
   virtual void Connected() = 0;
-  // After Freeze: the device has still to report LAST_WQE_REACHED for the QP.
-  // Until then the QP may hold a receive of its shared queue, which goes with
-  // it: whoever destroys the lane waits for the report first, within a bound.
+  // After Freeze: whether the device has still to report LAST_WQE_REACHED for
+  // the QP. Until then the QP may hold a receive of its shared queue, which
+  // goes with the QP. So the thread that destroys the lane waits for the report
+  // first, within a bound.
   virtual bool OwesLastWqe() const = 0;
   virtual void LastWqeReached() = 0;
-  // The name of its device.
+  // The name of the lane's device.
   virtual const char* device() const = 0;
-  // Bytes registered for it; under both latches.
+  // Bytes registered for the lane. The caller holds both latches.
   virtual std::size_t Pinned() const { return 0; }
-  // rdma_cm says that the connection or its device is gone.  Any thread.
+  // rdma_cm says that the connection or its device is gone. Any thread may call
+  // it.
   virtual void Lost(base::Reason reason) = 0;
 };
 

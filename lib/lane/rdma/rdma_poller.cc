@@ -30,7 +30,7 @@ constexpr std::uint32_t kFirstSet = 4;
 constexpr std::uint32_t kSecondSet = 16;
 constexpr std::uint32_t kSpare = SharedReceives::kSpare;
 static_assert(SharedReceives::kRefill < Receives::kSlots);
-// Events that may wait in the channel, and are then read by one call.
+// How many events may wait in the channel. One call then reads them.
 constexpr std::uint32_t kEventsKept = 256;
 
 std::size_t Hash(std::uint32_t qp_num) {
@@ -63,7 +63,7 @@ std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
 void RdmaPoller::Retire(std::unique_ptr<RdmaPoller> poller) {
   if (poller == nullptr) return;
   RdmaPoller* stays = poller.release();
-  // In a list, so that a leak checker sees that it is kept on purpose.
+  // In a list, so that a leak checker sees that the poller is kept on purpose.
   static constinit std::atomic<RdmaPoller*> retired{nullptr};
   stays->next_retired_ = retired.load(std::memory_order_relaxed);
   while (!retired.compare_exchange_weak(stays->next_retired_, stays)) {
@@ -122,7 +122,7 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
 
 bool RdmaPoller::HasRoom(CqSet* set) {
   if (set->lanes == 0 && set->shared.losses()) {
-    // What was lost is back with a new queue.
+    // A new queue has what was lost.
     verbs::Error error;
     if (!set->shared.Renew(&error)) {
       RCSOCK_LOG(1, "rdma: %s: error %d", error.call, error.code);
@@ -203,8 +203,8 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
       hole = (hole + 1) & mask;
     }
     CqSet* const set = table_[hole].lane->set_;
-    // What follows moves up, unless it is at home between the hole and its
-    // place.
+    // An entry that follows moves up, unless its home is between the hole and
+    // its place.
     for (std::size_t at = (hole + 1) & mask; table_[at].lane != nullptr;
          at = (at + 1) & mask) {
       const std::size_t home = Hash(table_[at].qp_num) & mask;
@@ -214,14 +214,14 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
     }
     table_[hole].lane = nullptr;
     --lanes_;
-    // The flushes of the QP may have rung, and gone with it: no poll finds
+    // The flushes of the QP may have rung, and gone with the QP: no poll finds
     // them.
     if (set->armed) Fired(set);
     asked_.store(true, std::memory_order_seq_cst);
   });
 }
 
-// Nobody would be woken for what comes to them.
+// No thread would be woken for what comes to these lanes.
 void RdmaPoller::LoseLanesOf(const CqSet* set, int error) {
   RCSOCK_LOG(1, "rdma: %s: ibv_req_notify_cq: error %d", context_->device->name,
              error);
@@ -242,8 +242,8 @@ void RdmaPoller::LoseAll(base::Reason reason) {
 void RdmaPoller::Arm() {
   armed_.fetch_add(1, std::memory_order_seq_cst);
   if (fd() < 0) return;
-  // What waits for a completion would wait for as long as this thread sleeps,
-  // if nobody else drains.
+  // If no other thread drains, what waits for a completion would wait for as
+  // long as this thread sleeps.
   deferred_->Flush();
 }
 
@@ -253,7 +253,7 @@ void RdmaPoller::Disarm(bool rang) {
   if (rang) DrainIfAsked();
 }
 
-// Who looks for something to take has turned from sending.
+// A thread that looks for something to take has turned from sending.
 void RdmaPoller::Drain() {
   deferred_->Flush();
   Collect();
@@ -276,8 +276,9 @@ bool RdmaPoller::DrainIfAsked(bool to_sleep) {
     asked_.store(false, std::memory_order_seq_cst);
     settled = DrainLocked(to_sleep);
     latch_.unlock();
-    // Latch free -> asked_ loaded; who asks stores asked_, then tries the
-    // latch: either it gets the latch, or we see that it has asked.
+    // Latch free -> asked_ loaded. A thread that asks stores asked_, then tries
+    // the latch. Either it gets the latch, or this thread sees that it has
+    // asked.
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   return settled;
@@ -322,7 +323,7 @@ bool RdmaPoller::DrainLocked(bool to_sleep) {
   }
 }
 
-// True: it has to be polled again.
+// True: the set has to be polled again.
 bool RdmaPoller::ArmSet(CqSet* set) {
   bool all = !solicits_ || wants_sent_.load(std::memory_order_seq_cst) != 0;
   const bool widen = all && set->solicited;
@@ -330,7 +331,7 @@ bool RdmaPoller::ArmSet(CqSet* set) {
   const base::NoCancel no_cancel;
   int refused = ibv_req_notify_cq(set->cq.get(), all ? 0 : 1);
   if (refused != 0 && !all) [[unlikely]] {
-    // Some devices arm for all completions only (Microsoft's MANA).
+    // Some devices arm for all completions only, such as Microsoft's MANA.
     solicits_ = false;
     all = true;
     refused = ibv_req_notify_cq(set->cq.get(), 0);
@@ -342,8 +343,8 @@ bool RdmaPoller::ArmSet(CqSet* set) {
   return true;
 }
 
-// Completions have been taken, or have gone with their QP, since the CQ was
-// armed: it may have fired.  (A device may fire for what is not solicited.)
+// Completions have been taken since the CQ was armed, or have gone with their
+// QP: the CQ may have fired. A device may also fire for what is not solicited.
 void RdmaPoller::Fired(CqSet* set) {
   set->armed = false;
   set->fired = !limits_.lazy_events;
@@ -361,10 +362,10 @@ int RdmaPoller::PollSet(CqSet* set) {
 
 void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
   const bool own = set->shared.srq() == nullptr;
-  // (Its own queue has gone with a lane.)
+  // A lane's own queue has gone with the lane.
   if (own && lane == nullptr) return;
   Receives& receives = own ? *lane->receives_ : set->shared.receives();
-  // (A device may still tell of a queue that has been replaced.)
+  // A device may still report a receive of a queue that has been replaced.
   if (!receives.Has(wc.wr_id)) return;
   const auto slot = static_cast<std::uint32_t>(wc.wr_id);
   std::uint32_t imm = 0;
@@ -384,18 +385,18 @@ void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
            (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
     imm = wc.imm_data;
   }
-  // Before its buffer is given back to the device.
+  // Before the receive's buffer is given back to the device.
   if (lane != nullptr && good) lane->OnReceive(ntohl(imm), bytes, length);
   if (!own) {
     receives.Used(slot);
     if (receives.Due()) set->shared.Refill();
     if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   } else if (wc.status == IBV_WC_SUCCESS) {
-    // (What a queue in error is given comes back at once.)
+    // Only after a success: a queue in error would give it back at once.
     receives.Used(slot);
     if (receives.Due()) lane->PostReceives();
   } else if (wc.status == IBV_WC_WR_FLUSH_ERR) {
-    // What has failed says why, or rdma_cm does: as where the queue is shared.
+    // What has failed says why, or rdma_cm does, as where the queue is shared.
     return;
   }
   if (lane != nullptr && !good) lane->OnError(wc.status, true);
@@ -442,9 +443,9 @@ void RdmaPoller::ReadEvent(const ibv_cq* cq) {
   }
 }
 
-// Those of the CQs that have fired, or all that are there.  Who is about to
-// sleep may have been shown one of another CQ: that one counts as not armed, so
-// that it is armed and polled once more.
+// Fetches the events of the CQs that have fired, or all that are there. A
+// thread about to sleep may have been shown an event of another CQ. That CQ
+// counts as not armed, so that it is armed and polled once more.
 void RdmaPoller::FetchEvents() {
   const base::NoCancel no_cancel;
   const int saved = errno;
@@ -453,8 +454,8 @@ void RdmaPoller::FetchEvents() {
   } else {
     ibv_cq* cq = nullptr;
     void* context = nullptr;
-    // Each of the CQs that have fired has one event.  (What others have is
-    // theirs to fetch later: each look costs a system call.)
+    // Each CQ that has fired has one event. Events of other CQs are fetched
+    // later: each look costs a system call.
     while (std::any_of(sets_.begin(), sets_.end(),
                        [](const auto& set) { return set->fired; }) &&
            verbs::calls.ibv_get_cq_event(channel_.get(), &cq, &context) == 0) {
@@ -465,7 +466,7 @@ void RdmaPoller::FetchEvents() {
   errno = saved;
 }
 
-// What ibv_get_cq_event does for one.  The kernel gives one event for each
+// What ibv_get_cq_event does for one event. The kernel gives one event for each
 // piece of a vector, so one call empties the channel.
 void RdmaPoller::ReadAllEvents() {
   std::uint64_t events[kEventsKept];  // ib_uverbs_comp_event_desc

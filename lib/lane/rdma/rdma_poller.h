@@ -21,65 +21,67 @@ namespace rcsock::lane::rdma {
 class Deferred;
 class QpLane;
 
-// A completion queue with the shared receive queue that feeds it, and the lanes
-// that it has room for: whatever they do, it does not overrun.
+// A completion queue, the shared receive queue that feeds it, and as many lanes
+// as it has room for. Whatever they do, it does not overrun.
 struct CqSet {
   verbs::Cq cq;
-  SharedReceives shared;       // its srq() null: each lane has its own queue
-  PinCount pin;                // of both
-  std::uint32_t capacity = 0;  // lanes
-  std::uint32_t lanes = 0;     // the poller's latch's
-  bool armed = false;          // the drain latch's, as what follows
+  SharedReceives shared;       // its srq() null: each lane has its own
+  PinCount pin;                // of both queues
+  std::uint32_t capacity = 0;  // in lanes
+  std::uint32_t lanes = 0;     // under the poller's latch, as what follows
+  bool armed = false;          // and no completion taken since
   bool solicited = false;      // ... for solicited completions only
-  bool fired = false;          // armed once, and completions taken since
+  bool fired = false;          // armed, and completions taken since
   std::uint32_t unacked = 0;   // events not yet acknowledged
 };
 
 // Where the completions of one bell's lanes come in.
 //
-// No lost wake-up.  The invariant is: while somebody sleeps (armed_ > 0), at
-// the end of each drain every CQ is armed, and has been found empty after that
-// (or its device has refused the arming, and its lanes are lost).
-// Then whatever comes makes fd() readable.  `CqSet::armed` is true only while
-// no completion has been taken since the CQ was armed, so it may be false for
-// an armed CQ (which is then armed once more), never true for one that has
-// fired.  Arm() counts, then (in Drain) says that there is work, then tries the
-// latch: if somebody else has it, that thread sees the work when it lets go of
-// the latch, and drains once more, with armed_ in sight.  Whose lane the found
-// completions are does not matter: they are handed out at once.
+// No lost wake-up. The invariant holds while any thread sleeps, which armed_
+// counts. At the end of each drain every CQ is armed, and has been found empty
+// after that. Or its device has refused the arming, and its lanes are lost.
+// Then whatever comes makes fd() readable.
 //
-// Sends.  What peers send is solicited, and a CQ is armed for that alone: the
-// end of a send wakes nobody who sleeps for an answer.  (Failures always do.)
-// While some lane waits for room in its send queue, CQs are armed for all
-// completions.  A lane says so (WantSent), and drains: a CQ that is armed for
-// solicited ones is armed once more, and polled.  That is right whether or not
-// the CQ has fired: if it has, its event is there and wakes who sleeps; if not,
-// the device takes the second request in place of the first.
+// `CqSet::armed` is true only while no completion has been taken since the CQ
+// was armed. So it may be false for an armed CQ, which is then armed once more.
+// It is never true for a CQ that has fired. Arm() counts; then a drain says
+// that there is work, and tries the latch. If another thread has the latch,
+// that thread sees the work when it lets go, and drains once more, with armed_
+// in sight. Whose lane the found completions belong to does not matter: they
+// are handed out at once.
 //
-// DrainToSleep, in which something has come behind the arming, leaves the CQ as
-// it is if nobody sleeps but its caller, who will not sleep, or call it again.
-// If somebody else comes, he drains; and if he can't have the latch, who has it
-// drains again.
+// Sends. What peers send is solicited, and a CQ is armed for that alone. So the
+// end of a send wakes no thread that sleeps for an answer, but failures always
+// do. While some lane waits for room in its send queue, CQs are armed for all
+// completions. A lane says so (WantSent), and drains: a CQ that is armed for
+// solicited completions is armed once more, and polled. That is right whether
+// or not the CQ has fired. If it has, its event is there and wakes the sleeper.
+// If not, the device takes the second request in place of the first.
 //
-// Events.  What has been read from the channel tells nothing that polling does
-// not; who sleeps does so edge-triggered, so an event that nobody reads wakes
-// nobody twice.  Providers of real devices count the events that are fetched,
-// and arm by that count: there, a CQ that has been armed and has given
-// completions is armed anew only when its event has been fetched.  If that is
-// not there yet, it either comes (and is an edge for who sleeps now) or the
-// completions were older than the arming, which then still holds.
+// DrainToSleep may find that something has come behind the arming. If no thread
+// sleeps but its caller, it leaves the CQ as it is: the caller will not sleep,
+// or will call again. If another thread comes, that thread drains. If it cannot
+// have the latch, the thread that has it drains again.
+//
+// Events. Reading the channel tells nothing that polling does not. Threads
+// sleep edge-triggered, so an event that no thread reads wakes no thread twice.
+// Providers of real devices count the events that are fetched, and arm by that
+// count. There a CQ that was armed and has given completions is armed anew only
+// when its event has been fetched. If the event is not there yet, it may still
+// come, and is an edge for a thread that sleeps now. Or the completions were
+// older than the arming, which then still holds.
 class RdmaPoller final : public Source {
  public:
-  // Null on failure.  All that is handed in outlives it, but for the device's
-  // end: Retire.  (`deferred` stays then too.)
+  // Null: failure. The arguments outlive the poller, or last until Retire at
+  // the device's end. `deferred` stays even then.
   static std::unique_ptr<RdmaPoller> Make(ibv_context* context, ibv_pd* pd,
                                           Memory* memory, Board* board,
                                           Deferred* deferred,
                                           const Limits& limits, int bell,
                                           verbs::Error* error);
   ~RdmaPoller() override;
-  // The end of its device: lets go of all that is the device's.  The object
-  // itself stays for ever, doing nothing: epoll sets may still know it.
+  // The poller's device ends: lets go of all that is the device's. The object
+  // itself stays for ever, doing nothing, since epoll sets may still know it.
   static void Retire(std::unique_ptr<RdmaPoller> poller);
   RdmaPoller(const RdmaPoller&) = delete;
   RdmaPoller& operator=(const RdmaPoller&) = delete;
@@ -87,36 +89,37 @@ class RdmaPoller final : public Source {
   void Drain() override;
   bool DrainToSleep() override;
   void Arm() override;
-  // With false, in a signal handler too.
+  // With false, may be called in a signal handler.
   void Disarm(bool rang) override;
   // -1: retired.
   int fd() const override { return fd_.load(std::memory_order_relaxed); }
   // Drain, but not more than about ten times a microsecond from all threads:
-  // for who looks in a loop.
+  // for threads that look in a loop.
   void DrainThrottled();
-  // Some lane waits for its send queue to have room: its completions wake who
-  // sleeps, from the next drain on.
+  // A lane waits until its send queue has room. From the next drain on, its
+  // completions wake sleepers.
   void WantSent() { wants_sent_.fetch_add(1, std::memory_order_seq_cst); }
   void UnwantSent() { wants_sent_.fetch_sub(1, std::memory_order_seq_cst); }
-  // Drain for a sender: what waits to be joined by more goes on waiting.
+  // Drain for a sender: small sends that wait to be joined go on waiting.
   void Collect();
 
-  // A set with room for one more lane, counted; made if it may.  Null: none can
-  // be had.
+  // A set with room for one more lane, which is counted. Makes a set if
+  // `may_grow`. Null: none can be had.
   CqSet* Admit(bool may_grow, verbs::Error* error);
-  // The QP of a lane in the set has been destroyed.  `clean`: it had no receive
-  // of the set's any more.
+  // The QP of a lane in the set has been destroyed. `clean`: it held no receive
+  // of the set any more.
   void Leave(CqSet* set, bool clean);
-  // The device reports SRQ_LIMIT_REACHED for `srq`, of whatever poller.
+  // The device reports SRQ_LIMIT_REACHED for `srq`, which may be another
+  // poller's.
   void OnSrqLimit(const ibv_srq* srq);
-  // From now on the QP's completions go to the lane.  False: out of memory.
+  // From now on the QP's completions go to the lane. False: out of memory.
   bool Add(QpLane* lane, std::uint32_t qp_num);
-  // The QP has been destroyed: takes the last of its completions.  Nothing
-  // touches the lane after that.
+  // The QP has been destroyed: takes its last completions. Nothing touches the
+  // lane after that.
   void Remove(std::uint32_t qp_num);
-  // The device is gone: so are all lanes.
+  // The device is gone, and so are all lanes.
   void LoseAll(base::Reason reason);
-  // Runs `f` when all that has come has been given out and nobody drains.
+  // Runs `f` when all that has come has been given out, and no thread drains.
   template <typename F>
   void Settled(F f) RC_EXCLUDES(latch_) {
     latch_.lock();
@@ -184,16 +187,16 @@ class RdmaPoller final : public Source {
   std::atomic<bool> asked_{false};
   std::atomic<std::uint64_t> drained_at_{0};  // Ticks()
 
-  // All lanes' receiving ends are its, too.
+  // Guards the receiving ends of all lanes, too.
   alignas(64) base::Latch latch_;
   std::vector<std::unique_ptr<CqSet>> sets_ RC_GUARDED_BY(latch_);
-  // A power of two; open addressing.
+  // Its size is a power of two; open addressing.
   std::vector<Entry> table_ RC_GUARDED_BY(latch_);
   std::size_t lanes_ RC_GUARDED_BY(latch_) = 0;
   QpLane* touched_ RC_GUARDED_BY(latch_) = nullptr;
-  // The device arms for solicited completions.
+  // Whether the device arms for solicited completions.
   bool solicits_ RC_GUARDED_BY(latch_);
-  // May wait in the channel; lazy_events.
+  // How many may wait in the channel; lazy_events.
   std::uint32_t events_ RC_GUARDED_BY(latch_) = 0;
 };
 

@@ -13,8 +13,8 @@
 
 namespace rcsock::lane::rdma {
 
-// In a receive's wr_id, so that a failed completion, whose opcode means
-// nothing, can be told from a send's.
+// Set in a receive's wr_id. The opcode of a failed completion means nothing,
+// and this tells a receive from a send.
 constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;
 
 inline int PostTo(ibv_qp* queue, ibv_recv_wr* wrs, ibv_recv_wr** bad) {
@@ -24,24 +24,24 @@ inline int PostTo(ibv_srq* queue, ibv_recv_wr* wrs, ibv_recv_wr** bad) {
   return ibv_post_srq_recv(queue, wrs, bad);
 }
 
-// The receives of one queue, a device's shared one or a QP's own.  Those whose
-// completions have been handled are posted again a batch at a time.
+// The receives of one queue, a device's shared queue or a QP's own. Receives
+// whose completions have been handled are posted again a batch at a time.
 class Receives {
  public:
-  // So many may wait to be posted.
+  // How many may wait to be posted.
   static constexpr std::uint32_t kSlots = 64;
 
-  // `most` that there may be.  `memory`: on iWARP, where each has a buffer, for
-  // what comes in place of an immediate; else null.  Throws bad_alloc.
-  // `generation`: of a queue that replaces another one.
+  // `most`: how many there may be. `memory`: on iWARP, where each has a buffer
+  // for what comes in place of an immediate; else null. `generation`: of a
+  // queue that replaces another. Throws bad_alloc.
   void Open(Memory* memory, std::uint32_t most, std::uint32_t batch,
             std::uint16_t generation = 0);
-  // Whether a completion of this wr_id is of one of these.
+  // Whether a completion of this wr_id belongs to one of these.
   bool Has(std::uint64_t wr_id) const {
     return ((wr_id ^ tag_) >> kTagAt) == 0;
   }
-  // Posts more, until there are `count` at least.  With buffers they come by
-  // the page: a process pins what the lanes that it has need.  False: *error.
+  // Posts more, until there are at least `count`. With buffers they come by the
+  // page, so a process pins what its lanes need. False: *error.
   template <typename Queue>
   bool Extend(Queue* queue, std::uint32_t count, verbs::Error* error) {
     while (count_ < count) {
@@ -70,8 +70,8 @@ class Receives {
   }
   std::uint32_t count() const { return count_; }
   bool Due() const { return used_ >= batch_; }
-  // To an ibv_qp or an ibv_srq.  What the queue does not take stays for the
-  // next time.
+  // To an ibv_qp or an ibv_srq. What the queue does not take stays for the next
+  // call.
   template <typename Queue>
   void Post(Queue* queue) {
     if (used_ == 0) return;
@@ -88,11 +88,13 @@ class Receives {
   static constexpr std::size_t kBuffer = kSlotBytes;  // for the longest SEND
   static constexpr std::size_t kPage = 4096;
   static constexpr std::uint32_t kOnPage = kPage / kBuffer;
-  // From the first number of a page to that of the next: no division.
+  // The numbers of a page begin so far behind those of the page before: no
+  // division.
   static constexpr std::uint32_t kStride = 64;
   static_assert(kOnPage <= kStride);
 
-  // The numbers of the next ones, and their memory; 0: *error.
+  // Makes more receives, with their memory. Returns how many, and the first
+  // one's number; 0: *error.
   std::uint32_t More(std::uint32_t* first, verbs::Error* error);
   void Fill(ibv_recv_wr* wrs, ibv_sge* sges) const;
   void Posted(std::uint32_t done);
@@ -102,7 +104,7 @@ class Receives {
   std::uint64_t tag_ = kReceive;
   Memory* memory_ = nullptr;
   std::unique_ptr<Block[]> pages_;  // null without memory_
-  std::uint32_t taken_ = 0;         // of these
+  std::uint32_t taken_ = 0;         // how many of these are in use
   std::uint32_t most_ = 0;
   std::uint32_t count_ = 0;
   std::uint32_t batch_ = 0;

@@ -8,8 +8,8 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// With every lane at its most, and all used receives unposted, kBorne are left
-// while nothing is lost.
+// If every lane is at its most, no used receive is posted and nothing is lost,
+// kBorne are left.
 constexpr std::uint32_t kLimit = SharedReceives::kBorne / 2;
 
 }  // namespace
@@ -21,7 +21,7 @@ bool SharedReceives::Open(ibv_pd* pd, Memory* memory, const Limits& limits,
   limits_ = limits;
   capacity_ = capacity;
   if (limits.receives == 0) return true;
-  // (One entry even where none is used: some devices want one in each receive.)
+  // One entry even if none is used: some devices want one in each receive.
   srq_ = verbs::CreateSrq(pd, Count(capacity), 1, error);
   if (srq_ == nullptr) {
     // A driver may count queues that its provider cannot make.
@@ -35,13 +35,14 @@ bool SharedReceives::Open(ibv_pd* pd, Memory* memory, const Limits& limits,
   return true;
 }
 
-// On iWARP each receive has memory, so there are as many as the lanes can use.
+// On iWARP each receive has memory, so there are only as many as the lanes can
+// use.
 bool SharedReceives::PostFor(std::uint32_t lanes, verbs::Error* error) {
   if (srq_ == nullptr) return true;
   const std::uint32_t count = Count(limits_.iwarp ? lanes : capacity_);
   if (!receives_.Extend(srq_.get(), count, error)) return false;
-  // Behind the receives: a queue with fewer than its limit reports at once.
-  // Where the device has no limits, the losses that are counted must do.
+  // After the receives: a queue with fewer than its limit reports at once. If
+  // the device has no limits, the losses that are counted must do.
   if (!limit_set_ && !limits_.lazy_events) {
     verbs::SetLimit(srq_.get(), kLimit);
     limit_set_ = true;
@@ -59,7 +60,7 @@ bool SharedReceives::Renew(verbs::Error* error) {
   fresh.generation_ = static_cast<std::uint16_t>(generation_ + 1);
   if (!fresh.Open(pd_, memory_, limits_, capacity_, error)) return false;
   RCSOCK_LOG(2, "rdma: a new shared receive queue, after %u losses", lost_);
-  // (The old receives' memory goes after their queue.)
+  // The old receives' memory goes after their queue.
   srq_.reset();
   *this = std::move(fresh);
   return true;

@@ -14,14 +14,14 @@ std::byte* Map(std::size_t bytes) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return nullptr;
-  // The pages are the device's too: a child of fork must not turn them into
+  // The pages are the device's too. A child of fork must not turn them into
   // copies, of which the device would keep the wrong one.
   ::madvise(at, bytes, MADV_DONTFORK);
   ::madvise(at, bytes, MADV_DONTDUMP);
   return static_cast<std::byte*>(at);
 }
 
-// At a multiple of kSlab, so that all of it can be in huge pages.
+// At a multiple of kSlab, so that all bytes can be in huge pages.
 std::byte* MapAligned(std::size_t bytes, bool huge) {
   constexpr std::size_t kSlab = Slabs::kSlab;
   std::byte* const base = Map(bytes + kSlab);
@@ -29,7 +29,7 @@ std::byte* MapAligned(std::size_t bytes, bool huge) {
   const std::size_t before = -reinterpret_cast<std::uintptr_t>(base) % kSlab;
   if (before != 0) ::munmap(base, before);
   ::munmap(base + before + bytes, kSlab - before);
-  // (Where the system has none, they stay as they are.)
+  // If the system has no huge pages, these stay as they are.
   if (huge) ::madvise(base + before, bytes, MADV_HUGEPAGE);
   return base + before;
 }
@@ -57,7 +57,7 @@ bool Slabs::AddSlab(int size_class) {
                     [block](const Slab& slab) { return slab.block == block; });
   std::vector<std::byte*>& free = free_[size_class];
   try {
-    // Room for all of them, so that Give never allocates.
+    // Room for all blocks, so that Give never allocates.
     free.reserve((static_cast<std::size_t>(same) + 1) * (kSlab / block));
     slabs_.reserve(slabs_.size() + 1);
   } catch (const std::bad_alloc&) {
@@ -93,7 +93,7 @@ std::byte* Slabs::Take(std::size_t bytes) {
     free.pop_back();
     ++SlabOf(base)->used;
   }
-  // What an earlier peer has sent is nothing to the next one.
+  // The next peer must not see what an earlier peer has sent.
   std::memset(base, 0, bytes);
   return base;
 }
@@ -108,8 +108,8 @@ void Slabs::Give(std::byte* base, std::size_t bytes) {
   std::vector<std::byte*>& free = free_[size_class];
   free.push_back(base);
   Slab* const slab = SlabOf(base);
-  // The next lane will want small blocks again; what a ring had grown to, is
-  // the system's.
+  // The next lane will want small blocks again. What a ring had grown to goes
+  // back to the system.
   if (--slab->used != 0 || size_class == 0) return;
   std::byte* const begin = slab->base;
   std::erase_if(free, [begin](const std::byte* block) {

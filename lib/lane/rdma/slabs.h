@@ -9,15 +9,15 @@
 
 namespace rcsock::lane::rdma {
 
-// Memory for blocks, cut from slabs of 2 MiB.  All blocks of a slab have one
-// size, a power of two from kLeast to kMost; a larger block is a mapping of its
+// Memory for blocks, cut from slabs of 2 MiB. All blocks of a slab have one
+// size, a power of two from kLeast to kMost. A larger block is a mapping of its
 // own.
 //
-// Huge pages.  A device keeps the addresses of the pages that it reaches in a
-// cache of some thousand entries: a ring in one huge page takes one of them,
-// where it would take 256.  But a huge page is 2 MiB of memory however little
-// of it is used.  So the first slab of small blocks, all that most processes
-// have, is of ordinary pages.
+// Huge pages. A device keeps the addresses of the pages that it reaches in a
+// cache of some thousand entries. A ring in one huge page takes one entry,
+// where it would take 256. But a huge page takes 2 MiB of memory, however
+// little is used. So the first slab of small blocks, which is all that most
+// processes have, is of ordinary pages.
 //
 // Threads: any.
 class Slabs {
@@ -28,18 +28,18 @@ class Slabs {
   static constexpr int kClasses = 7;
   static_assert(kLeast << (kClasses - 1) == kMost);
 
-  // `huge`: whether huge pages are of use, as on devices in hardware.  Without
+  // `huge`: whether huge pages are of use, as on devices in hardware. Without
   // them, a block larger than kLeast is a mapping of its own.
   explicit Slabs(bool huge) : huge_(huge) {}
   ~Slabs();
   Slabs(const Slabs&) = delete;
   Slabs& operator=(const Slabs&) = delete;
 
-  // Zeroed.  Null: no memory.
+  // Returns zeroed memory. Null: there is none.
   std::byte* Take(std::size_t bytes);
-  // What Take has returned for so many bytes.
+  // Gives back what Take has returned for so many bytes.
   void Give(std::byte* base, std::size_t bytes);
-  // Slabs that there are, for tests.
+  // How many slabs there are, for tests.
   std::size_t slabs() const;
 
  private:
@@ -51,7 +51,7 @@ class Slabs {
   bool Shares(std::size_t bytes) const {
     return bytes <= kLeast || (huge_ && bytes <= kMost);
   }
-  // kLeast << that has room for so many bytes.
+  // The class of blocks, kLeast << class, that has room for so many bytes.
   static int ClassOf(std::size_t bytes);
   bool AddSlab(int size_class) RC_REQUIRES(latch_);
   Slab* SlabOf(const std::byte* block) RC_REQUIRES(latch_);

@@ -19,15 +19,15 @@
 
 namespace rcsock::lane::rdma {
 
-// The sets of one group that this thread has taken and not put back.  A set
+// The sets of one group that this thread has taken and not put back. A set
 // stays here while a handler interrupts its sleep, and when a handler jumps out
 // of its sleep.
 struct HeldSets {
   std::uint64_t group = 0;
-  std::uint32_t slots = 0;  // a bit each
+  std::uint32_t slots = 0;  // a bit for each set
 };
-// (In no anonymous namespace: gold loses the symbol of a local variable of this
-// model, and the address is then another variable's.)
+// In no anonymous namespace: gold loses the symbol of a local variable of this
+// model, and the address is then another variable's.
 extern thread_local constinit HeldSets tls_held
     __attribute__((tls_model("initial-exec")));
 thread_local constinit HeldSets tls_held;
@@ -66,8 +66,8 @@ void Sleepers::Close() {
 }
 
 // The sleep has the set to itself until PutSet, so the edges in it are its own.
-// Outside of handlers a thread has one sleep at a time.  Sets that it still
-// holds then belong to sleeps that a handler has jumped out of.
+// Outside of handlers a thread has one sleep at a time. Sets that the thread
+// still holds then belong to sleeps that a handler has jumped out of.
 int Sleepers::TakeSet() {
   if (tls_held.group != id_) {
     tls_held = {id_, 0};
@@ -113,7 +113,7 @@ Sleepers::Words* Sleepers::Get() {
     const std::uint32_t made = count_.load(std::memory_order_relaxed);
     if (made == kMost) return nullptr;
     try {
-      free_.reserve(made + kChunk);  // all of them: Put never allocates
+      free_.reserve(made + kChunk);  // room for all: Put never allocates
       owned_.reserve(owned_.size() + 1);
       owned_.push_back(std::make_unique<Words[]>(kChunk));
     } catch (const std::bad_alloc&) {
@@ -155,10 +155,10 @@ void Sleepers::KickLeader() {
   errno = saved;
 }
 
-// The order everywhere: a sleeper says that it is there (its bit, or leader_),
-// then looks at its word (the kernel does, for a futex); who wakes it changes
-// the word, then looks whether it is there.  All of it sequentially consistent,
-// so one of them sees the other.
+// The order everywhere: a sleeper says that it is there, by its bit or leader_.
+// Then it looks at its word, or the kernel does for a futex. A waker changes
+// the word, then looks whether a sleeper is there. All accesses are
+// sequentially consistent, so one of the two sees the other.
 void Sleepers::Wake(Words* words, bool tx) {
   words->word[tx].fetch_add(kChange, std::memory_order_seq_cst);
   const std::uint64_t bit = Bit(words->index, tx);
@@ -192,12 +192,12 @@ bool Sleepers::Resign(std::uint64_t ticket) {
   return leader_.compare_exchange_strong(ticket, 0, std::memory_order_seq_cst);
 }
 
-// Somebody has stopped leading, or may have been woken to lead and does not:
-// if nobody leads, one who waits is told to.  A waiter sets its bit, then looks
-// at leader_; here leader_ is 0 first, and then the bits are looked at.
+// A thread has stopped leading, or may have been woken to lead and does not. If
+// no thread leads, one that waits is told to. A waiter sets its bit, then looks
+// at leader_. Here leader_ is 0 first, and then the bits are looked at.
 //
-// A bit outlasts its sleeper's time-out.  So the search goes on until it has
-// really woken somebody; a sleeper that is only about to sleep finds its word
+// A bit outlasts its sleeper's time-out. So the search goes on until it has
+// really woken a thread. A sleeper that is only about to sleep finds its word
 // changed, and leads as well if it comes first.
 void Sleepers::PassOn() {
   if (leader_.load(std::memory_order_seq_cst) != 0) return;
@@ -221,7 +221,7 @@ void Sleepers::PassOn() {
   }
 }
 
-// 0: look at the word again.
+// 0: the caller looks at the word again.
 int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
                    const timespec* left, bool* slept) {
   std::uint64_t ticket = 0;
@@ -242,19 +242,20 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     while (!settled && Token(words, tx) == token) {
       settled = source_->DrainToSleep();
     }
-    // Behind our part of the arming.  (It may have been taken back amid the
-    // drain, which has then taken somebody else's for it.)
+    // Drains once this thread no longer counts as a sleeper. Its arming may
+    // have been taken back amid the drain above, which then took another
+    // thread's arming for this one.
     const auto settle = [&] {
       if (!settled) source_->Drain();
     };
-    // Said to be asleep, then the word is looked at; Wake changes the word,
-    // then looks whether the leader is asleep.  So what the drain above has
-    // found for this lane rings for nobody.
+    // kAsleep is set, then the word is looked at. Wake changes the word, then
+    // looks whether the leader is asleep. So what the drain above has found for
+    // this lane rings for no thread.
     if (!leader_.compare_exchange_strong(ticket, ticket | kAsleep,
                                          std::memory_order_seq_cst)) {
       PutSet(slot);
       settle();
-      return 0;  // who has resigned for us has disarmed, too
+      return 0;  // the thread that has resigned for this one has disarmed, too
     }
     ticket |= kAsleep;
     if (Token(words, tx) != token) {
@@ -264,7 +265,7 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
       return 0;
     }
   }
-  // By cancellation in the sleep, too.
+  // Cancellation in the sleep runs this, too.
   struct Led {
     Sleepers* of;
     std::uint64_t ticket;
@@ -275,13 +276,14 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     Led(const Led&) = delete;
     Led& operator=(const Led&) = delete;
     ~Led() {
-      // (A handler has forked meanwhile, and this is the child: the source is
-      // the parent's.)
+      // If a handler has forked meanwhile, and this is the child, the source is
+      // the parent's.
       if (verbs::forks.load(std::memory_order_relaxed) != forks) return;
       base::Critical critical;
       of->PutSet(slot);
       // First of all, so that a change that the drain finds for this very lane
-      // does not ring for it.  Who has resigned for us has disarmed, too.
+      // does not ring for it. A thread that has resigned for this one has
+      // disarmed, too.
       if (!of->Resign(ticket)) of->source_->Arm();
       of->source_->Disarm(false);
       of->source_->Drain();
@@ -292,8 +294,8 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
   return Doze(slot < 0 ? -1 : set_fds_[slot], left);
 }
 
-// A handler that runs here, or has been put off to here, has called WakeLocal:
-// then there is an edge, also for who is only about to sleep.
+// A handler that runs here, or has been put off to here, has called WakeLocal.
+// Then there is an edge, also for a thread that is only about to sleep.
 int Sleepers::Doze(int set, const timespec* left) {
   if (set >= 0) {
     epoll_event events[2];
@@ -328,14 +330,15 @@ int Sleepers::Sleep(Words* words, bool tx, std::uint32_t token,
   const timespec* limit = timeout != nullptr ? &left : nullptr;
   bool slept = false;
   int result = 0;
-  // Who was woken to lead and does not lets another: by cancellation, too.
+  // A thread that was woken to lead and does not lets another lead, also when
+  // it is cancelled.
   struct Next {
     Sleepers* of;
     ~Next() { of->PassOn(); }
   };
   const Next next{this};
   for (;;) {
-    // (Before the word: a handler that has run here has changed it.)
+    // Before the word: a handler that has run here has changed it.
     if (result == -EINTR) break;
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);
     if (seen >> kShift != token) {

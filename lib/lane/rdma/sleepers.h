@@ -13,38 +13,39 @@
 
 namespace rcsock::lane::rdma {
 
-// Threads that each sleep on a lane of their own, when all the lanes have one
-// descriptor between them.  One of them, the leader, sleeps on the descriptor
-// and drains the source for all; the others sleep on their lane's word.  A
-// leader that leaves wakes a successor.
+// Threads that each sleep on a lane of their own, while all the lanes share one
+// descriptor. One thread, the leader, sleeps on the descriptor and drains the
+// source for all. The others sleep on their lane's word. A leader that leaves
+// wakes a successor.
 //
-// A word holds the number of changes, and below it 8 bits that change when its
-// sleeper is only to look whether it can lead.
+// A word holds the number of changes. Its low 8 bits change when its sleeper is
+// only to look whether it can lead.
 //
-// A leader sleeps on an epoll set that is its alone meanwhile, in which the
-// descriptors are edge-triggered; nobody reads them, so nobody can take a
-// wake-up away from another (one that has been told to resign and has not gone
-// to sleep yet, say), and a sleep is one system call.
+// A leader sleeps on an epoll set that it alone uses meanwhile, in which the
+// descriptors are edge-triggered. No thread reads them. So no thread can take a
+// wake-up from another, such as a leader that is to resign and has not gone to
+// sleep yet. And a sleep is one system call.
 //
-// A signal handler may end a sleep by jumping out of it, after it has called
-// WakeLocal: so WakeLocal takes back all that the sleep has left here.
+// A signal handler may jump out of a sleep, after it has called WakeLocal. So
+// WakeLocal takes back all that the sleep has left here.
 //
 // A handler may also sleep here itself, before the sleep that it has
-// interrupted is in the kernel.  It takes a set of its own, so that the edge
+// interrupted is in the kernel. It takes a set of its own, so that the edge
 // which ends the interrupted sleep is still there when the handler returns.
+// Threads: any.
 class Sleepers {
  public:
-  // Of one lane; lives as long as the group, so that a late wake-up finds
-  // memory.
+  // The words of one lane. They live as long as the group, so that a late
+  // wake-up finds memory.
   struct alignas(64) Words {
     std::atomic<std::uint32_t> word[2];  // rx, tx
     std::uint32_t index = 0;
   };
 
-  // `source` outlives it.  Arm and Disarm of it do the arming.
+  // `source` outlives the group. Its Arm and Disarm do the arming.
   explicit Sleepers(Source* source);
   bool Open();  // false: no descriptor
-  // There are no lanes any more, and will be none.
+  // Requires that there are no lanes any more, and will be none.
   void Close();
 
   // Null: out of memory, or too many.
@@ -54,13 +55,13 @@ class Sleepers {
   static std::uint32_t Token(const Words* words, bool tx) {
     return words->word[tx].load(std::memory_order_seq_cst) >> kShift;
   }
-  // As Lane::SleepRx; `token` as given by Token().  Called outside any critical
+  // As Lane::SleepRx; `token` comes from Token(). Called outside any critical
   // section.
   int Sleep(Words* words, bool tx, std::uint32_t token,
             const timespec* timeout);
   // Something has changed for this lane: its sleepers return.
   void Wake(Words* words, bool tx);
-  // The same for both; in a signal handler too.
+  // Wake for both directions; in a signal handler too.
   void WakeLocal(Words* words);
 
  private:
@@ -83,24 +84,24 @@ class Sleepers {
   static std::uint64_t Bit(std::uint32_t index, bool tx) {
     return std::uint64_t{1} << (index % 32 * 2 + (tx ? 1 : 0));
   }
-  bool Futex(Words* words, bool tx);  // true: somebody slept there
+  bool Futex(Words* words, bool tx);  // true: a thread slept there
   void KickLeader();
 
-  // In a leader's ticket: it sleeps, or will without another look.  Until then
-  // it need not be kicked.
+  // In a leader's ticket: the leader sleeps, or will without another look.
+  // Before that it need not be kicked.
   static constexpr std::uint64_t kAsleep = std::uint64_t{1} << 31;
 
   Source* const source_;
   const std::uint64_t id_;  // never given twice
   base::UniqueFd wake_fd_;
-  // Epoll sets that nobody sleeps on.  One is enough for a leader.  Leaders
-  // that have been told to resign keep theirs until they wake, as do those that
-  // a handler interrupts or jumps out of.
+  // Epoll sets on which no thread sleeps. One is enough for a leader. Leaders
+  // that have been told to resign keep theirs until they wake, as do leaders
+  // that a handler interrupts or jumps out of.
   static constexpr int kMostSets = 16;
   static constexpr int kNone = -1;
   static constexpr int kTaken = -2;
   std::atomic<int> sets_[kMostSets];
-  int set_fds_[kMostSets] = {};  // its taker's
+  int set_fds_[kMostSets] = {};  // used by the thread that has the set
   // (index + 1) << 32 | kAsleep | generation, 0: none.
   std::atomic<std::uint64_t> leader_{0};
   std::atomic<std::uint32_t> generation_{0};

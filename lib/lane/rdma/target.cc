@@ -79,7 +79,7 @@ void Window::Close() {
 void Window::Abandon() {
   (void)mr_.release();
   pin_.Forget();
-  // The domain is the parent's, too, and nobody destroys it here.
+  // The domain is the parent's, too, and nothing destroys it in the child.
   new std::shared_ptr<Domain>(std::move(domain_));
 }
 

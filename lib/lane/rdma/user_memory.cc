@@ -13,11 +13,11 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// Leaked: a thread may still send when the process ends.  (Fork takes the
-// latches, so a handler that forks waits until they are free: Critical.)
+// Leaked: a thread may still send when the process ends. Fork takes the
+// latches, so a handler that forks waits until they are free (Critical).
 struct All {
   base::Latch latch;
-  // Sorted; none overlaps.
+  // Sorted, without overlaps.
   std::vector<std::shared_ptr<UserMemory>> list RC_GUARDED_BY(latch);
 };
 All& Registry() {
@@ -26,7 +26,7 @@ All& Registry() {
 }
 constinit std::atomic<bool> any{false};
 
-// The first that begins after `at`.
+// The first memory that begins after `at`.
 auto FirstAfter(std::vector<std::shared_ptr<UserMemory>>& list,
                 std::uintptr_t at) {
   return std::upper_bound(list.begin(), list.end(), at,
@@ -141,7 +141,7 @@ bool UserMemory::LocalKey(ibv_pd* pd, std::uint32_t* key) {
   for (Device& device : devices_) {
     if (device.pd != nullptr && device.pd != pd) continue;
     if (device.pd == nullptr) {
-      // (Room may come; what the device refuses it will go on refusing.)
+      // Room may come, but what the device refuses it will go on refusing.
       if (!device.pin.Take(length_)) {
         RCSOCK_LOG(2, "rdma: %zu bytes to send from are beyond the limit",
                    length_);

@@ -12,30 +12,33 @@
 
 namespace rcsock::lane::rdma {
 
-// Memory of the application that it has named for sending.  It is registered
-// with a device when the first lane of that device sends from it, and stays so
-// until it is taken back and no lane uses it any more.
+// Memory that the application has named for sending. It is registered with a
+// device when the first lane of that device sends from it. It stays so until
+// the application takes it back and no lane uses it any more.
 //
 // Threads: any.
 class UserMemory {
  public:
-  static constexpr int kDevices = 4;  // one more is not sent from directly
+  static constexpr int kDevices = 4;  // one more does not send from it directly
 
   ~UserMemory();
-  // 0, or an errno: EINVAL, ENOMEM, EEXIST (overlaps one that is there).
+  // Returns 0, or an errno: EINVAL, ENOMEM, EEXIST if it overlaps memory that
+  // is named already.
   static int Add(void* base, std::size_t length);
-  // ENOENT: not such a one.  EBUSY: a lane may still have to send it again.
+  // Returns 0, or an errno. ENOENT: no such memory is named. EBUSY: a lane may
+  // still have to send it again.
   static int Remove(void* base, std::size_t length);
-  // The one that has all of these bytes; null.
+  // The named memory that has all of these bytes; null: none has.
   static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
-  // What the protection domain has registered goes with it.
+  // The protection domain goes, and with it what it has registered.
   static void Forget(ibv_pd* pd);
-  // Around fork.  The child keeps what was named, for its own lanes.
+  // Around fork. The child keeps what was named, for its own lanes.
   static void ForkPrepare();
   static void ForkParent();
   static void ForkChild();
 
-  // Registers it if need be.  False: that is refused, or does not fit now.
+  // Registers the memory if need be. False: that is refused, or does not fit
+  // within the limit now.
   bool LocalKey(ibv_pd* pd, std::uint32_t* key);
 
   bool Has(const std::byte* from, std::size_t length) const {
@@ -46,7 +49,7 @@ class UserMemory {
     return reinterpret_cast<std::uintptr_t>(base_);
   }
   std::uintptr_t end() const { return begin() + length_; }
-  // A lane needs its bytes as they are.
+  // Between these a lane needs the bytes as they are.
   void Hold() { holds_.fetch_add(1, std::memory_order_relaxed); }
   void LetGo() { holds_.fetch_sub(1, std::memory_order_release); }
 

@@ -28,7 +28,8 @@ int OpenFile(const char* path, int flags) {
   });
 }
 
-// The beginning of a file, without its last line feed.  False: there is none.
+// Reads the beginning of a file, without its last line feed. False: there is
+// none.
 bool ReadFile(const char* path, char* text, std::size_t size) {
   const base::UniqueFd fd(OpenFile(path, 0));
   if (!fd.ok()) return false;
@@ -39,9 +40,9 @@ bool ReadFile(const char* path, char* text, std::size_t size) {
   return true;
 }
 
-// "mlx5_comp3@pci:0000:3b:00.0" -> 3.  -1: this is not the interrupt of a
-// completion vector.  (mlx4's are comp's, too; irdma's, hns' and erdma's are
-// ceq's; bnxt_re's are nq's.)
+// "mlx5_comp3@pci:0000:3b:00.0" -> 3. -1: this is not the interrupt of a
+// completion vector. mlx4's are comp's, too; irdma's, hns' and erdma's are
+// ceq's; bnxt_re's are nq's.
 int VectorNumber(const char* action) {
   for (const char* word : {"comp", "ceq", "CEQ", "nq"}) {
     const char* at = std::strstr(action, word);
@@ -55,13 +56,14 @@ int VectorNumber(const char* action) {
   return -1;
 }
 
-// What the kernel calls an interrupt.
+// The completion vector of an interrupt, by what the kernel calls the
+// interrupt.
 int NumberOf(const char* sysfs, const char* proc, int irq) {
   char path[kLongestPath];
   char action[256];
   std::snprintf(path, sizeof path, "%s/kernel/irq/%d/actions", sysfs, irq);
   if (ReadFile(path, action, sizeof action)) return VectorNumber(action);
-  // A directory with the name of each action.
+  // The directory has a directory with the name of each action.
   std::snprintf(path, sizeof path, "%s/irq/%d", proc, irq);
   const base::UniqueFd directory(OpenFile(path, O_DIRECTORY));
   int number = -1;
@@ -136,7 +138,7 @@ std::vector<cpu_set_t> VectorCpus(const char* sysfs, const char* proc,
   std::vector<cpu_set_t> all;
   for (const auto& [number, irq] : irqs) {
     cpu_set_t cpus;
-    // With one that is missing, the others would be taken for each other.
+    // If a vector were missing, the others would be taken for each other.
     if (!CpusOf(proc, irq, &cpus)) return {};
     all.push_back(cpus);
   }
@@ -149,8 +151,8 @@ std::uint32_t ChooseVector(const std::vector<cpu_set_t>& cpus,
   const std::uint32_t begin =
       cpu < 0 ? random : static_cast<std::uint32_t>(cpu);
   const std::uint32_t turn = static_cast<std::uint32_t>(bell);
-  // Those that interrupt the process where it may run; of these from the CPU's
-  // own one on.
+  // The vectors that interrupt the process where it may run, from the CPU's own
+  // vector on.
   std::vector<std::uint32_t> near;
   std::size_t first = 0;
   bool own = false;
@@ -166,7 +168,7 @@ std::uint32_t ChooseVector(const std::vector<cpu_set_t>& cpus,
     near.push_back(i);
   }
   if (near.empty()) return (begin + turn) % vectors;
-  // Where there are fewer vectors than CPUs, a CPU may have none of its own.
+  // If there are fewer vectors than CPUs, a CPU may have none of its own.
   if (!own) first = begin % near.size();
   return near[(first + turn) % near.size()];
 }
@@ -178,7 +180,8 @@ std::uint32_t VectorOf(const ibv_context* context, int bell) {
       static_cast<std::uint32_t>(std::max(context->num_comp_vectors, 1));
   if (vectors == 1) return 0;
   const long pid = ::syscall(SYS_getpid);
-  // The number of a process is the same in every container.
+  // The last resort, since processes of several containers often have equal
+  // numbers.
   std::uint32_t random = static_cast<std::uint32_t>(pid);
   ::syscall(SYS_getrandom, &random, sizeof random, 1 /* GRND_NONBLOCK */);
   const char* const name = context->device->name;
@@ -197,7 +200,7 @@ std::uint32_t VectorOf(const ibv_context* context, int bell) {
       *place = made.release();
     }
     Known& device = **place;
-    // A child of fork begins elsewhere than its parent.
+    // A child of fork begins at another vector than its parent.
     if (std::exchange(device.pid, pid) != pid) {
       device.cpu = ::sched_getcpu();
       device.random = random;

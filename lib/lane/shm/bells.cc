@@ -19,8 +19,8 @@ void KickFd(int fd) {
   const int saved = errno;
   const std::uint64_t one = 1;
   if (::syscall(SYS_write, fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
-    // Someone filled the counter.  Nobody reads it for its value: empty it, so
-    // that one peer cannot keep the others from waking us.
+    // A process has filled the counter. Nothing reads it for its value. So it
+    // is emptied, lest one peer keep the others from waking this process.
     EmptyFd(fd);
     ::syscall(SYS_write, fd, &one, sizeof(one));
   }
@@ -31,8 +31,8 @@ void EmptyFd(int fd) {
   const int saved = errno;
   std::uint64_t count;
   iovec iov{&count, sizeof(count)};
-  // O_NONBLOCK is of the open file, which peers have as well, and may have been
-  // taken away by one; this flag is ours.
+  // O_NONBLOCK belongs to the open file, and a peer, which has that too, may
+  // have taken it away. RWF_NOWAIT belongs to this call.
   const long n = ::syscall(SYS_preadv2, fd, &iov, 1, -1L, -1L, RWF_NOWAIT);
   // An old kernel, or a filter that does not know the call.
   if (n < 0 && errno != EAGAIN) {
@@ -93,14 +93,16 @@ void Bells::Arm(int k, bool nap) {
     const std::uint64_t old = word.load(std::memory_order_relaxed);
     word.store(old + 1 + (old & 1), std::memory_order_relaxed);
   }
-  // Armed word stored -> then the caller looks for work.  A sender stores its
-  // message, then (its fence, light if this one is heavy) looks at the armed
-  // word: one of us sees the other.  (A word that another thread has changed
-  // since is a later generation, and odd while this one sleeps.)
+  // Armed word stored -> the caller looks for work. A sender stores its
+  // message, fences, and looks at the armed word. Its fence is light if this
+  // one is heavy. One of the two sees the other. If another thread has changed
+  // the word since, it has a later generation, and is odd while this thread
+  // sleeps.
   //
-  // The heavy fence is a system call, and for other processes only (in this one
-  // all fence in full: lane::Board).  If shared_ is still false after this
-  // fence, the word was stored before any other process could map it.
+  // The heavy fence is a system call, and only for other processes: in this
+  // process all threads fence in full (lane::Board). If shared_ is still false
+  // after this fence, the word was stored before any other process could map
+  // the page.
   base::FullFence();
   if (!nap && shared_.load(std::memory_order_seq_cst)) {
     base::HeavyFenceProcesses();
@@ -114,9 +116,9 @@ void Bells::Disarm(int k) {
   if (sleepers == 0) return;
   --sleepers;
   auto& word = page_->bells[k].armed;
-  // Others sleep still: a new generation for them.  The kick that ended this
-  // sleep may have woken nobody else (an epoll set wakes one thread for it),
-  // and for its generation there is no second one.
+  // If other threads sleep still, they get a new generation. The kick that
+  // ended this sleep may have woken none of them, for an epoll set wakes one
+  // thread for it. Its generation has no second kick.
   word.store(word.load(std::memory_order_relaxed) + (sleepers == 0 ? 1 : 2),
              std::memory_order_relaxed);
   FullFence();
@@ -131,7 +133,7 @@ void Bells::Renew(int k) {
     word.store(word.load(std::memory_order_relaxed) + 2,
                std::memory_order_relaxed);
   }
-  // As in Arm: a sender that has still seen the old generation, and does not
+  // As in Arm. A sender that has still seen the old generation, and does not
   // kick, has stored its message before the caller looks.
   base::FullFence();
   if (shared_.load(std::memory_order_seq_cst)) base::HeavyFenceProcesses();
@@ -151,8 +153,8 @@ void Bells::Abandon() {
     if (number >= 0) base::CloseRaw(number);
   }
   page_fd_.reset();
-  // The words at the same place, but the child's own: what it disarms there the
-  // parent has armed for itself.
+  // The words stay at their place, but are the child's own: the parent has
+  // armed for itself what the child disarms there.
   ForgetMemory(page_, sizeof(BellPage));
 }
 

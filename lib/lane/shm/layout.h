@@ -9,41 +9,42 @@
 #include "lib/lane/poller.h"
 #include "lib/ring/tx.h"
 
-// What lies in memory shared with another process.  Only lock-free atomics and
-// bytes; no pointer.  The peer may write anything anywhere in it at any time.
+// Memory that is shared with another process: only lock-free atomics and bytes,
+// no pointer. The peer may write anything anywhere in it at any time.
 namespace rcsock::lane::shm {
 
-// 0: the conductor's; 1: poll/select; rest: epoll sets, polling threads.
+// Bell 0 is the conductor's, bell 1 is for poll and select. The rest are for
+// epoll sets and polling threads.
 using lane::kBells;
-constexpr int kSetBells = 2;         // the first that epoll sets have
+constexpr int kSetBells = 2;         // the first of the epoll sets
 constexpr int kSegmentStreams = 64;  // one word of a ready bitmap
 constexpr int kMaxSegments = 256;    // 16,384 streams between two processes
 constexpr std::size_t kPage = 4096;
 
-// More small messages than a receiver leaves unread while it runs, in eight
-// pages for both directions, so that they stay in a first-level cache.
+// A receiver that runs leaves fewer small messages unread. The slots of both
+// directions take eight pages, so that they stay in a first-level cache.
 constexpr std::uint32_t kSlots = 128;
-// Of these, so many lie beside the control words: a stream that has one request
+// So many of the slots lie beside the control words. A stream with one request
 // under way uses no others.
 constexpr std::uint32_t kHotSlots = 1;
-// Segments that have the hot memory of their streams in the first of them.
+// The first of so many segments has the hot memory of the streams of all.
 constexpr int kHotGroup = 64;
-// Twice the usual 128 KiB write: one half is read while the other is written,
-// and both rings of a stream stay in a second-level cache of 1 MiB.
+// Twice the usual write of 128 KiB, so that one half is read while the other is
+// written. Both rings of a stream stay in a second-level cache of 1 MiB.
 constexpr std::uint32_t kRingBytes = 256 * 1024;
-// What a slot has room for: up to 48 bytes are in its first cache line; what
-// the second one holds comes with it (processors fetch lines in pairs), and
-// needs no other page.
+// What a slot has room for. Up to 48 bytes lie in its first cache line. The
+// second line comes along, since processors fetch lines in pairs, and needs no
+// other page.
 constexpr std::uint32_t kInlineMax = 112;
-// A large write goes in pieces of this, so that the receiver copies one while
-// the sender copies the next.  Measured: tests/bench/lane_bench.cc.
+// A large write goes in pieces of this size, so that the receiver copies one
+// while the sender copies the next. Measured by tests/bench/lane_bench.cc.
 constexpr std::uint32_t kRecordMax = 16 * 1024;
 
-// A smaller ring takes the first part of its place.  Both ends use the smaller
-// of what they have told each other (BellPage::most_ring).
+// A smaller ring takes the first part of its place. Both ends use the smaller
+// of the sizes that they have told each other (BellPage::most_ring).
 constexpr std::uint32_t kLeastRingBytes = 16 * 1024;
 static_assert(kLeastRingBytes / 4 >= ring::kMinRoom);
-// Rounded down to a power of two, into what is possible.
+// `most`, rounded down to a power of two from kLeastRingBytes to kRingBytes.
 constexpr std::uint32_t RingFor(std::uint64_t most) {
   std::uint32_t bytes = kRingBytes;
   while (bytes > kLeastRingBytes && bytes > most) bytes /= 2;
@@ -54,17 +55,17 @@ constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
           ring_bytes / 4 < kRecordMax ? ring_bytes / 4 : kRecordMax};
 }
 
-// One message.  The head is sequence << 32 | immediate, where the sequence of
-// message n is uint32(n + 1), and a scrubbed one reads 0.  What was in a slot
-// before never looks new: see ShmLane::RenewSlots.
+// One message. The head is sequence << 32 | immediate. The sequence of message
+// n is uint32(n + 1), and a scrubbed slot reads 0. An old message in a slot
+// never looks new: see ShmLane::RenewSlots.
 //
 // Each message carries a credit for the other direction, so that request and
-// reply need no other line for it, and each finds all that went before
-// consumed: then it goes into slot 0 (ring::Tx::At).  The receiver looks there
-// and behind the last one.
+// reply need no other line for it. Each then finds all earlier messages
+// consumed, and goes into slot 0 (ring::Tx::At). The receiver looks into slot 0
+// and behind the last message.
 struct alignas(128) Slot {
   std::atomic<std::uint64_t> head;
-  std::atomic<std::uint64_t> credit;  // messages consumed by the sender of this
+  std::atomic<std::uint64_t> credit;  // messages that this sender has consumed
   std::byte payload[kInlineMax];
 };
 static_assert(sizeof(Slot) == 128);
@@ -74,54 +75,55 @@ enum : std::uint32_t {
   kRxSleeper = 1,  // a thread of this side sleeps, or is about to, on futex rx
   kTxSleeper = 2,  // ... on futex tx
   kStarved = 4,    // this side's sender found no room
-  kBounded = 8,    // ... and may not fill the ring: a little is much to it
+  kBounded = 8,    // ... and may not fill the ring: little credit is much
 };
 
-// What one side tells the other about a stream; written by that side, but for
-// the sleepers' bits, which the peer takes away when it wakes them.
+// What one side tells the other about a stream. That side writes it, but the
+// peer takes a sleeper's bit away when it wakes the sleeper.
 struct alignas(64) ControlLine {
   std::atomic<std::uint64_t> consumed;  // credit: messages consumed
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint32_t> poll;  // bell << 8 | kNotify* of the poller
-  // 1: since this side's last message in slot 0 it has begun another.  A
-  // receiver that has taken that one is spared a look at a line, and a page,
-  // that it needs for nothing else.
+  // 1: since its last message in slot 0 this side has begun another message. At
+  // 0, a receiver that has taken slot 0's message is spared a look at a line,
+  // and a page, that it needs for nothing else.
   std::atomic<std::uint32_t> more;
   std::atomic<std::uint32_t> left;  // Lane::Left
-  // base::Ticks() at this side's first message since the peer has armed its
-  // bell: Lane::Came.
+  // When this side sent its first message since the peer armed its bell, by
+  // base::Ticks(): Lane::Came.
   std::atomic<std::uint64_t> came;
 };
 
-// On lines of their own: the peer bumps them.
+// On lines of their own, since the peer bumps them.
 struct alignas(64) FutexLine {
   std::atomic<std::uint32_t> rx;
   std::atomic<std::uint32_t> tx;
 };
 
-// What this side has consumed, to the message.  Nobody looks while it lives, so
-// it costs a store to a line of its own; when it is killed, the peer can tell
-// bytes that were read from bytes that were lost.
+// How many messages this side has consumed, to the message. The peer seldom
+// looks while the process lives (ShmLane::Acked), so this costs a store to a
+// line of its own. When the process is killed, the peer can tell bytes that
+// were read from bytes that were lost.
 struct alignas(64) ReachedLine {
   std::atomic<std::uint64_t> messages;
 };
 
-// Index `side`: the side that writes slots and bytes; the side that control
-// describes.
+// Indices named `side`: the side that writes slots and bytes; the side that
+// control describes.
 //
-// What small messages touch of a stream is in one place, and that of many
-// segments' streams in a row: eight streams to a page, and the pages next to
-// each other.  A miss of the TLB costs more than one of the cache, and its page
-// tables are memory as well.
+// What small messages touch of a stream is in one place. The places of many
+// segments' streams lie in a row, eight to a page and page by page. A miss of
+// the TLB costs more than a miss of the cache, and its page tables are memory
+// as well.
 struct alignas(512) HotMemory {
   ControlLine control[2];
   ReachedLine reached[2];
-  Slot slots[kHotSlots][2];  // slot; side
+  Slot slots[kHotSlots][2];  // indices: slot, side
 };
 static_assert(sizeof(HotMemory) == 512);
 
 struct Segment {
-  // Of the first segment of a group only: never touched in the others.
+  // Only the first segment of a group touches this.
   HotMemory hot[kHotGroup * kSegmentStreams];
   FutexLine futex[kSegmentStreams][2];
   Slot slots[kSegmentStreams][kSlots - kHotSlots][2];
@@ -132,7 +134,7 @@ static_assert(offsetof(Segment, futex) % kPage == 0);
 static_assert(offsetof(Segment, slots) % kPage == 0);
 static_assert(offsetof(Segment, bytes) % kPage == 0);
 
-// What is one stream's.
+// The memory of one stream.
 struct StreamMemory {
   HotMemory* hot = nullptr;
   FutexLine* futex = nullptr;  // [2]
@@ -144,17 +146,17 @@ struct StreamMemory {
                               : more[number - kHotSlots][side];
   }
 };
-// `hot` is that of the segment's first stream.
+// `hot` belongs to the segment's first stream.
 inline StreamMemory StreamOf(Segment* segment, HotMemory* hot, int i) {
   return {&hot[i], segment->futex[i], segment->slots[i], segment->bytes[i]};
 }
-// Where that is, for segment number `number`.
+// The hot memory of the first stream of segment `number`.
 inline HotMemory* HotOf(Segment* first_of_group, int number) {
   return first_of_group->hot + number % kHotGroup * kSegmentStreams;
 }
 
-// The streams of one direction of readiness that the peer marked for one bell.
-// A summary bit says that its word may have bits.
+// The streams that the peer has marked for one bell and one direction of
+// readiness. A summary bit says that its word may have bits.
 enum Ready : int { kReadyRx = 0, kReadyTx = 1 };
 struct alignas(64) ReadySummary {
   std::atomic<std::uint64_t> words[2][kMaxSegments / 64];
@@ -169,7 +171,7 @@ struct alignas(64) RungLine {
   std::atomic<BellMask> bells;
 };
 
-// Index: the side that drains, or looks at its bells; the bell.
+// Indices: the side that drains, or looks at its bells; the bell.
 struct LinkPage {
   ReadySummary summary[2][kBells];
   RungLine rung[2];
@@ -180,17 +182,19 @@ struct LinkPage {
 };
 static_assert(sizeof(LinkPage) % kPage == 0);
 
-// A process's own page; peers can only read it.  Odd: armed; each Arm is a new
-// generation, so that a peer kicks at most once for each.
+// A process's own page, which peers can only read. A bell's word is odd while
+// the bell is armed. Each Arm makes a new generation, and a peer kicks at most
+// once for each.
 struct BellPage {
   struct alignas(128) Bell {
     std::atomic<std::uint64_t> armed;
   };
   Bell bells[kBells];
-  // 1: the owner pays for the senders' fences: it makes the heavy one before it
-  // sleeps.  Written before the page is handed out.
+  // 1: before any sleep longer than a nap the owner makes the heavy fence, and
+  // so pays for the senders' fences. Written before the page is handed out.
   alignas(128) std::atomic<std::uint32_t> heavy;
-  // The largest ring that the owner wants; 0: no opinion.  Written as early.
+  // The largest ring that the owner wants; 0: no opinion. Written before the
+  // page is handed out.
   std::atomic<std::uint32_t> most_ring;
   std::byte unused[kPage - (kBells + 1) * sizeof(Bell) % kPage];
 };
@@ -199,12 +203,12 @@ static_assert(sizeof(BellPage) % kPage == 0);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-// Two processes may have different builds.  Whoever changes the shape of this
-// memory, what is in it, or the frames beside it gives it another number: the
-// version of the rendezvous, which keeps them apart.
+// Two processes may have different builds. A change of this memory's shape or
+// meaning, or of the frames beside it, needs another number here. The number is
+// the version of the rendezvous, which keeps different builds apart.
 constexpr std::uint8_t kMemoryVersion = 11;
 
-// Notices most changes of shape.
+// A hash that notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
   std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   for (std::uint64_t part : {std::uint64_t{kBells},
@@ -240,8 +244,8 @@ constexpr std::uint64_t Fingerprint() {
 }
 static_assert(Fingerprint() == 0x5094fae4d1918530, "then kMemoryVersion too");
 
-// Between this side's store and its look at what the other side stores:
-// Dekker's argument needs it on both sides (lib/base/barrier.h).
+// The fence between this side's store and its look at what the other side
+// stores. Dekker's argument needs it on both sides (lib/base/barrier.h).
 using base::FullFence;
 
 }  // namespace rcsock::lane::shm

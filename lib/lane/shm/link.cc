@@ -85,7 +85,8 @@ std::unique_ptr<Lane> Link::OpenLane(int index) {
 
 void Link::Scrub(int index) {
   const StreamMemory memory = state_->stream(index);
-  // What was never used still reads as zero: leave it untouched, unallocated.
+  // What was never used still reads as zero. It stays untouched, and so
+  // unallocated.
   if (memory.hot == nullptr || !state_->WasOpen(index) ||
       state_->IsOpen(index)) {
     return;
@@ -105,7 +106,7 @@ void Link::Scrub(int index) {
       memory.slot(n, side).head.store(0, std::memory_order_relaxed);
     }
   }
-  // Before the message that tells the peer to open it.
+  // Before the message that tells the peer to open the stream.
   FullFence();
 }
 
@@ -127,11 +128,11 @@ int Link::Drain(int bell, Completion* out, int capacity) {
   const std::uint32_t error = dead() ? std::uint32_t{kCompletionError} : 0;
   const int start = state_->cursor(bell);
   int found = 0;
-  // One pass over the summary from the stream behind the last one reported, so
-  // that neither busy streams nor a peer that goes on setting bits hold up the
-  // others.  In groups, of which each step is made for all before the next:
-  // where few of thousands of streams are ready, every word, every cookie and
-  // every slot is a miss, and so they are waited for together.
+  // One pass over the summary, from the stream behind the last reported stream.
+  // So neither busy streams nor a peer that goes on setting bits hold up the
+  // others. The pass makes each step for a group of segments before the next
+  // step. If few of thousands of streams are ready, every word, every cookie
+  // and every slot is a miss, and so these are waited for together.
   const int first = start / kSegmentStreams;
   constexpr Ready kBoth[] = {kReadyRx, kReadyTx};
   for (int i = 0; i < kMaxSegments;) {
@@ -183,10 +184,11 @@ int Link::Drain(int bell, Completion* out, int capacity) {
         }
       }
       if ((one.bits[kReadyRx] | one.bits[kReadyTx]) == 0) continue;
-      // Bits of segments that do not exist are the peer's nonsense: dropped.
-      // The number is read after the bits have been taken: another thread may
-      // map a segment at any time, but an honest peer hears of it (SEGMENT and
-      // OPENED) and marks only then, so its bits are never seen before it.
+      // Bits of segments that do not exist are the peer's nonsense, and
+      // dropped. The number of segments is read after the bits have been taken.
+      // Another thread may map a segment at any time. But an honest peer marks
+      // only when it has heard of the segment (SEGMENT and OPENED), so its bits
+      // are never seen before the segment.
       if (one.segment >= state_->segments()) continue;
       state_->WarmStreams(one.segment, one.bits[kReadyRx]);
       ++taken;

@@ -21,26 +21,26 @@
 namespace rcsock::lane::shm {
 namespace {
 
-// A write to anything else might block, or mean something.
+// A write to anything but an eventfd might block, or mean something.
 bool IsEventFd(int fd) {
-  // Memory, which would grow with each kick.
+  // A memfd, which would grow with each kick.
   if (::syscall(SYS_fcntl, fd, F_GET_SEALS) >= 0) return false;
   char path[32] = "/proc/thread-self/fd/";
   constexpr std::size_t kPrefix = sizeof("/proc/thread-self/fd/") - 1;
   *std::to_chars(path + kPrefix, path + sizeof(path) - 1, fd).ptr = '\0';
   char target[64];
   const long length = ::syscall(SYS_readlink, path, target, sizeof(target));
-  // Without /proc there is no way to tell; the peer is of our own uid anyway.
+  // Without /proc nothing tells. The peer is of this process's uid anyway.
   if (length < 0) return errno == ENOENT || errno == EACCES;
   constexpr char kName[] = "anon_inode:[eventfd]";
   return length == sizeof(kName) - 1 &&
          std::memcmp(target, kName, sizeof(kName) - 1) == 0;
 }
 
-// Peers' eventfds that this process holds, of all links.
+// The peers' eventfds that this process holds, over all links.
 constinit std::atomic<int> kept_bells{0};
 
-// An eighth of the descriptors that the program may have: many peers with many
+// An eighth of the descriptors that the program may have. Many peers with many
 // event loops would take them all.
 int MostKept() {
   rlimit limit{};
@@ -51,8 +51,9 @@ int MostKept() {
 }  // namespace
 
 void BumpAndWake(std::atomic<std::uint32_t>& word, bool shared) {
-  // The bump first: who has an old token and is not asleep yet does not fall
-  // asleep (the kernel compares under its lock); who is asleep is woken.
+  // The bump first. A thread with an old token that is not asleep yet does not
+  // fall asleep, for the kernel compares under its lock. A thread that is
+  // asleep is woken.
   word.fetch_add(1, std::memory_order_seq_cst);
   base::FutexWake(&word, INT_MAX, shared);
 }
@@ -67,7 +68,7 @@ LinkState::~LinkState() {
   for (auto& entry : table_) delete entry.load(std::memory_order_relaxed);
 }
 
-// (Frees nothing: in a child of _Fork the heap may be locked for ever.)
+// Frees nothing: in a child of _Fork the heap may be locked for ever.
 void LinkState::Abandon() {
   ForgetSocket();
   segments_.store(0, std::memory_order_relaxed);
@@ -166,12 +167,12 @@ bool LinkState::SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring) {
   const BellPage* none = nullptr;
   if (!peer_bells_.compare_exchange_strong(none, static_cast<BellPage*>(page),
                                            std::memory_order_acq_rel)) {
-    // Senders may be looking at the first one.
+    // Senders may be looking at the first page.
     UnmapMemory(page, sizeof(BellPage));
     return false;
   }
-  // Read once.  A peer that says one thing here and another later disagrees
-  // with us about where its bytes lie, and harms its own streams.
+  // Read once. A peer that says one thing here and another later disagrees with
+  // this process about where its bytes lie, and harms its own streams.
   const std::uint32_t theirs =
       static_cast<BellPage*>(page)->most_ring.load(std::memory_order_relaxed);
   ring_bytes_.store(
@@ -182,13 +183,14 @@ bool LinkState::SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring) {
 
 void LinkState::SetPeerBell(int k, base::UniqueFd fd) {
   if (k < 0 || k >= kBells || !fd.ok() || !IsEventFd(fd.get())) return;
-  // (Bell 0 reaches the others, by way of the peer's conductor.)
+  // Bell 0 is always kept: by way of the peer's conductor it reaches the
+  // others.
   if (k != 0 && kept_bells.load(std::memory_order_relaxed) >= MostKept()) {
     return;
   }
   base::UniqueFd high(base::RelocateHigh(fd.release()));
   int none = -1;
-  // The first one stays: senders may be writing to it.
+  // The first eventfd stays: senders may be writing to it.
   if (peer_fds_[k].compare_exchange_strong(none, high.get(),
                                            std::memory_order_acq_rel)) {
     high.release();
@@ -209,16 +211,17 @@ void LinkState::Mark(int side, Ready what, int bell, int index) {
   auto& summary = page_->summary[side][bell].words[what][segment / 64];
   const std::uint64_t bit = Bit(index);
   const std::uint64_t summary_bit = std::uint64_t{1} << (segment % 64);
-  // Whoever drains has written to it: fetched once, to be written, beside the
-  // word, and not twice behind it.
+  // The draining thread has written to the summary. Its line is fetched once,
+  // for writing and beside the word, not twice after the word.
   FetchToWrite(&summary);
-  // Set already or not: the operation is also the full fence between our
-  // message and the Drain that clears the bit and then looks at the ring.
+  // Whether the bit is new or not, the operation is also a full fence. It lies
+  // between this end's message and the Drain that clears the bit, then looks at
+  // the ring.
   word.fetch_or(bit, std::memory_order_seq_cst);
-  // Drain clears the summary before it takes the word.  If we see the summary
-  // set, that clearing is yet to come, and the word with our bit is taken after
-  // it. Looked at each time: the thread that set the word's first bit may have
-  // been stopped before it came to this line.
+  // Drain clears the summary before it takes the word. If the summary is set
+  // here, that clearing is yet to come, and Drain takes the word with this bit
+  // after it. The look is made each time: the thread that set the word's first
+  // bit may have been stopped before it came to this line.
   if ((summary.load(std::memory_order_seq_cst) & summary_bit) == 0) {
     summary.fetch_or(summary_bit, std::memory_order_seq_cst);
   }
@@ -230,14 +233,14 @@ void LinkState::Ring(int bell) {
     const std::uint64_t armed =
         page->bells[bell].armed.load(std::memory_order_seq_cst);
     if ((armed & 1) == 0) return;
-    // Once a generation: who kicked has woken every sleeper that armed up to
-    // it, and each arms anew before it sleeps again.
+    // One kick for each generation: it has woken every sleeper that armed up to
+    // the generation, and each arms anew before it sleeps again.
     if (kicked_[bell].load(std::memory_order_relaxed) == armed) return;
     int fd = peer_fds_[bell].load(std::memory_order_acquire);
     if (fd < 0) fd = peer_fds_[0].load(std::memory_order_acquire);
     if (fd < 0) return RingByMessage(bell, armed);
-    // Recorded after the kick, so that a thread that skips its own knows that
-    // one has been made.
+    // Recorded after the kick, so that a thread that skips its own kick knows
+    // that another has been made.
     KickFd(fd);
     kicked_[bell].store(armed, std::memory_order_relaxed);
     return;
@@ -264,12 +267,12 @@ void LinkState::RingByMessage(int bell, std::uint64_t armed) {
     }
   }
   errno = saved;
-  // (Without memory for it, the next one tries again.)
+  // If there was no memory for the message, the next Ring tries again.
   if (there) kicked_[bell].store(armed, std::memory_order_relaxed);
 }
 
-// Summary, then word, then (the caller) the ring: the opposite order of the one
-// in which the peer writes them; all are full fences.
+// Summary, then word, then, in the caller, the ring. The peer writes them in
+// the opposite order. All are full fences.
 void LinkState::ClearSummary(Ready what, int bell, int word,
                              std::uint64_t segments) {
   page_->summary[side_][bell].words[what][word].fetch_and(
@@ -298,9 +301,9 @@ void LinkState::Kill(base::Reason why) {
       !dead_.compare_exchange_strong(none, why, std::memory_order_seq_cst)) {
     return;
   }
-  // dead_ stored -> futex words bumped; a sleeper takes its token, then looks
-  // at dead_: it sees it or its token is old.  A lane that opens now sees it
-  // too.
+  // dead_ stored -> futex words bumped. A sleeper takes its token, then looks
+  // at dead_: it sees dead_, or its token is old. A lane that opens now sees
+  // dead_ too.
   for (int s = 0; s < segments(); ++s) {
     SegmentState* state = table_[s].load(std::memory_order_acquire);
     const std::uint64_t open = state->open.load(std::memory_order_seq_cst);

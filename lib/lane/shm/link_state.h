@@ -15,8 +15,8 @@
 
 namespace rcsock::lane::shm {
 
-// What a Link and its lanes share; it lives as long as any of them, so that no
-// lane outlives the memory under it.
+// What a Link and its lanes share. It lives as long as any of them, so that no
+// lane outlives the memory under it. Threads: any.
 class LinkState {
  public:
   LinkState(int side, base::UniqueFd page_fd, LinkPage* page);
@@ -28,19 +28,20 @@ class LinkState {
   int page_fd() const { return page_fd_.get(); }
   int segments() const { return segments_.load(std::memory_order_acquire); }
 
-  // Takes over a mapping; false if there are too many.
+  // Takes over a mapping. False: there are too many, or no memory is left.
   bool AddSegment(Segment* memory);
-  // All null if out of range.
+  // All null if `index` is out of range.
   StreamMemory stream(int index) const;
 
-  // Whether this side has the stream open.  Open: false if it is already.
+  // Whether this side has the stream open. Open returns false if it has
+  // already.
   bool Open(int index);
   void Close(int index);
   bool IsOpen(int index) const;
-  // Whether it was ever open.
+  // Whether this side ever had the stream open.
   bool WasOpen(int index) const;
   void SetCookie(int index, void* cookie);
-  // Where the lane is, for those that prefetch it.
+  // Where the lane is, for prefetches.
   void SetLane(int index, const void* lane);
   // The bell that this side's end of the stream names.
   void SetBell(int index, int bell);
@@ -49,7 +50,7 @@ class LinkState {
   }
 
   bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring);
-  // Of the lanes of this link.
+  // The size of the rings of this link's lanes.
   std::uint32_t ring_bytes() const {
     return ring_bytes_.load(std::memory_order_relaxed);
   }
@@ -58,28 +59,31 @@ class LinkState {
   void Mark(Ready what, int bell, int index) {
     Mark(1 - side_, what, bell, index);
   }
-  // The link's socket, and the message that has the peer look which bells were
-  // rung (of static storage).  The socket stays the caller's, who says -1
-  // before it is closed.
+  // Sets the link's socket, and the message upon which the peer looks which
+  // bells were rung. The message is of static storage. The caller owns the
+  // socket, and sets -1 before it is closed.
   void SetSocket(int fd, std::span<const std::byte> message);
-  // The same as -1, in a child of fork.
+  // SetSocket(-1) in a child of fork.
   void ForgetSocket() { socket_.store(-1, std::memory_order_relaxed); }
-  // Kicks the peer's bell if somebody sleeps by it.  A full fence must lie
-  // between what the sleeper is to see and this call.
+  // Kicks the peer's bell if a thread sleeps by it. Requires a fence between
+  // what the sleeper is to see and this call: a full one, or the light one if
+  // PeerFences().
   void Ring(int bell);
-  // A bit for each of this side's bells that the peer has rung by a message.
-  // Whoever has read any message of the link's socket calls it after that.
+  // A bit for each of this side's bells that the peer has rung by a message. A
+  // thread that has read any message of the link's socket calls this
+  // afterwards.
   BellMask TakeRung() {
     return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst);
   }
-  // Whether that may kick anything: one look, for each message.
+  // Whether Ring may kick anything: one look, for each message.
   bool Rings(int bell) const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
     return page == nullptr ||
            (page->bells[bell].armed.load(std::memory_order_seq_cst) & 1) != 0;
   }
 
-  // The generation that somebody sleeps in, or is about to; 0: nobody.
+  // The generation in which a thread sleeps by the bell, or is about to; 0:
+  // none does.
   std::uint64_t Armed(int bell) const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
     if (page == nullptr) return 0;
@@ -102,12 +106,13 @@ class LinkState {
     return page_->summary[side_][bell].words[what][word].load(
         std::memory_order_relaxed);
   }
-  // Before the words of these segments are taken.
+  // Called before the words of these segments are taken.
   void ClearSummary(Ready what, int bell, int word, std::uint64_t segments);
   // Takes the bits of word `segment` of the bell's bitmap.
   std::uint64_t TakeReady(Ready what, int bell, int segment);
   void PutBack(int bell, int segment, const std::uint64_t bits[2]);
-  // (Pollers that share a bell move it both: a hint.)
+  // Where the next Drain begins. A hint: pollers that share a bell both move
+  // it.
   int cursor(int bell) const {
     return cursors_[bell].load(std::memory_order_relaxed);
   }
@@ -115,18 +120,18 @@ class LinkState {
     cursors_[bell].store(index, std::memory_order_relaxed);
   }
 
-  // Lines of this process's own that are touched, besides the lane's, when an
-  // event of the stream is reported and dealt with.
+  // Lines of this process that are touched, besides the lane's, when an event
+  // of the stream is reported and handled.
   static constexpr int kBeside = 2;
   static constexpr std::size_t kCookieLine = 64;  // from the cookie on
   void SetBeside(int index, int which, const void* line);
 
-  // Hints only.  The summary is about to be looked at, and cleared if it says
-  // anything: the peer has written to it then.
+  // The Warm functions are hints only. The summary is about to be read. If it
+  // has bits, the peer has written to it, and it will be cleared.
   void WarmSummary(int bell) const {
     FetchToWrite(&page_->summary[side_][bell]);
   }
-  // The word of a segment is about to be taken;
+  // The word of a segment is about to be taken.
   void WarmReady(int bell, int segment) const {
     FetchToWrite(&page_->ready[side_][bell].words[kReadyRx][segment]);
     if (const SegmentState* state =
@@ -134,8 +139,8 @@ class LinkState {
       __builtin_prefetch(&state->open);
     }
   }
-  // these streams are about to be reported, read and answered: fetches what
-  // says where the rest is, and what is shared,
+  // These streams are about to be reported, read and answered. Fetches what
+  // says where the rest is, and what is shared.
   void WarmStreams(int segment, std::uint64_t streams) const {
     const SegmentState* state = table_[segment].load(std::memory_order_acquire);
     for (int most = 16; streams != 0 && most > 0; --most) {
@@ -149,8 +154,9 @@ class LinkState {
       streams &= streams - 1;
     }
   }
-  // and then all the rest of one, at once: none of it waits for another.  Its
-  // cookie; null: this side does not have it open.  (The segment is there.)
+  // Then fetches the rest of one stream at once, so that no line waits for
+  // another. Returns the stream's cookie; null: this side does not have it
+  // open. Requires that the segment exists.
   void* Visit(int segment, int at) const {
     const SegmentState& state =
         *table_[segment].load(std::memory_order_acquire);
@@ -167,8 +173,8 @@ class LinkState {
     for (const auto& line : near.beside) {
       __builtin_prefetch(line.load(std::memory_order_relaxed));
     }
-    // The word of bits in which the answer will be marked: it is the peer's,
-    // who has taken what was there.  (It is on its way: WarmStreams.)
+    // The answer will be marked in a word of the peer's bitmap. The peer has
+    // taken what was there, and has the line. WarmStreams has fetched `poll`.
     const std::uint32_t poll =
         state.hot[at].control[1 - side_].poll.load(std::memory_order_relaxed);
     if ((poll & kNotifyRxBits) != 0) {
@@ -177,7 +183,7 @@ class LinkState {
     }
     return cookie;
   }
-  // Of the lane, the lines that a small message touches.
+  // The lines of the lane that a small message touches.
   static constexpr std::size_t kLaneLines[] = {0, 64, 192};
 
   void Kill(base::Reason why);
@@ -187,7 +193,7 @@ class LinkState {
   }
 
  private:
-  // What belongs to a stream elsewhere in this process.  All but the cookie is
+  // Where a stream's other memory is in this process. All but the cookie is
   // only ever prefetched, and may be out of date.
   struct alignas(32) Near {
     std::atomic<void*> cookie{nullptr};
@@ -198,21 +204,21 @@ class LinkState {
   // Private to this process.
   struct SegmentState {
     Segment* memory;
-    HotMemory* hot = nullptr;  // of its first stream
+    HotMemory* hot = nullptr;  // of the segment's first stream
     std::atomic<std::uint64_t> open{0};
     std::atomic<std::uint64_t> was_open{0};
     Near near[kSegmentStreams] = {};
     std::atomic<std::uint8_t> bells[kSegmentStreams] = {};
-    // Our threads sleep on these, too: no peer maps them.
+    // This process's threads sleep on these, too: no peer maps them.
     std::atomic<std::uint32_t> wakes[kSegmentStreams] = {};
   };
 
-  // (Whoever has the line already, and only looks at it, would have to be asked
-  // for it a second time.)
+  // Fetches a line for writing. A CPU that has fetched it for reading would
+  // have to ask the other CPU a second time.
   static void FetchToWrite(const void* line) {
 #if defined(__x86_64__)
-    // The compiler makes this of __builtin_prefetch only for processors that
-    // are newer than the oldest it may run on; those take it for a nop.
+    // The compiler makes this of __builtin_prefetch only if it builds for newer
+    // processors than the oldest supported, which take this for a nop.
     asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
 #else
     __builtin_prefetch(line, 1);
@@ -239,9 +245,9 @@ class LinkState {
 
   const int side_;
   base::UniqueFd page_fd_;
-  LinkPage* page_;  // (null: abandoned)
+  LinkPage* page_;  // null: abandoned
   base::Latch latch_;
-  std::atomic<int> segments_{0};  // written with latch_, as table_
+  std::atomic<int> segments_{0};  // written under latch_, as table_ is
   std::atomic<SegmentState*> table_[kMaxSegments] = {};
   std::atomic<base::Reason> dead_{base::Reason::kNone};
   std::atomic<std::uint32_t> ring_bytes_{kRingBytes};
@@ -250,13 +256,13 @@ class LinkState {
   std::atomic<std::uint64_t> kicked_[kBells] =
       {};                                  // generation last kicked for
   std::atomic<int> cursors_[kBells] = {};  // where the next Drain begins
-  base::Latch socket_latch_;               // while it is sent to
+  base::Latch socket_latch_;               // held for each send on the socket
   std::atomic<int> socket_{-1};
   std::span<const std::byte> message_ RC_GUARDED_BY(socket_latch_);
 };
 
-// Wakes every thread of any process that sleeps on `word`, and whoever is about
-// to with a token taken before.
+// Wakes every thread, of any process if `shared`, that sleeps on `word`, or is
+// about to with a token taken before.
 void BumpAndWake(std::atomic<std::uint32_t>& word, bool shared = true);
 
 }  // namespace rcsock::lane::shm

@@ -7,18 +7,18 @@
 
 namespace rcsock::lane::shm {
 
-// A new memfd of `size` zero bytes that can neither shrink nor grow.  Not ok():
+// A new memfd of `size` zero bytes that can neither shrink nor grow. Not ok():
 // errno.
 base::UniqueFd CreateMemory(const char* name, std::size_t size);
 // Forbids every writable mapping but those that exist, and further seals.
 bool SealReadOnly(int fd);
 // True if `fd` is a memfd of exactly `size` bytes, sealed against resizing:
-// then no access to a mapping of it can raise SIGBUS.
+// then no access to its mappings can raise SIGBUS.
 bool CheckMemory(int fd, std::size_t size);
-// Maps it shared, left out of core dumps.  Null: errno.
+// Maps the memory shared, left out of core dumps. Null: errno.
 void* MapMemory(int fd, std::size_t size, bool writable);
 void UnmapMemory(const void* at, std::size_t size);
-// Puts empty memory of this process alone in its place.
+// Puts empty memory of this process alone in the mapping's place.
 void ForgetMemory(void* at, std::size_t size);
 
 }  // namespace rcsock::lane::shm

@@ -14,7 +14,7 @@ void RecordCopy::BeginTurn(int turn) {
 
 bool RecordCopy::OtherIsBetter() const {
   if (waited_) {
-    // By an eighth: else it is all the same.
+    // The other way must be better by an eighth; less makes no difference.
     return 9 * (other_.ticks + other_.gaps) < 8 * (own_.ticks + own_.gaps);
   }
   return streams_ ? other_.ticks < limits_.back * own_.ticks

@@ -19,9 +19,9 @@
 namespace rcsock::lane::shm {
 namespace {
 
-// How much a receiver takes before it wakes a sender that waits for room (of
-// bytes, a quarter of the ring): a wake for each record would cost a switch of
-// threads for each.
+// How much a receiver takes before it wakes a sender that waits for room: so
+// many slots, or a quarter of the ring in bytes. A wake for each record would
+// cost a switch of threads for each.
 constexpr std::uint32_t kWakeSlots = kSlots / 4;
 
 }  // namespace
@@ -67,7 +67,7 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table)
 
 ShmLane::~ShmLane() {
   own().poll.store(kNotifyNone, std::memory_order_relaxed);
-  // (A lane that no stream has had says so here.)
+  // A lane that no stream has had tells of its leaving here.
   if (own().left.load(std::memory_order_relaxed) !=
       static_cast<std::uint32_t>(Left::kAll)) {
     TellLeft(Left::kAll);
@@ -118,10 +118,10 @@ void ShmLane::Fail() {
 void ShmLane::LookForCredit() {
   const std::uint64_t credit = peer().consumed.load(std::memory_order_acquire);
   if (credit > credit_seen_.load(std::memory_order_relaxed)) {
-    // News that this thread takes is no news to one that has let go of the
-    // latch and is on its way to sleep: its token is an old one from here on.
-    // The bump first, then what SleepTx compares: who finds the second finds
-    // the first, and does not fall asleep.
+    // News that this thread takes is no news to a thread that has let go of the
+    // latch and is on its way to sleep. From here on that thread's token is
+    // old. The bump comes first, then what SleepTx compares. A thread that
+    // finds the second finds the first too, and does not fall asleep.
     own_futex_.tx.fetch_add(1, std::memory_order_relaxed);
     credit_seen_.store(credit, std::memory_order_release);
   }
@@ -129,15 +129,16 @@ void ShmLane::LookForCredit() {
 }
 
 void ShmLane::TakeCredit(std::uint64_t credit) {
-  // Older than what has come with a message, or Acked() has seen, is no news.
+  // Credit older than what a message has brought, or Acked() has seen, is no
+  // news.
   if (credit <= tx_.credited()) return;
   if (!tx_.OnCredit(credit)) {
     Fail();
     return;
   }
   // Cleared late, so that a sender that runs at the receiver's pace leaves the
-  // line alone; it keeps asking for a wake-up that costs nothing while nobody
-  // sleeps.
+  // line alone. It goes on asking for a wake-up, which costs nothing while no
+  // thread sleeps.
   if (starved_ && tx_.FreeBytes() >= tx_.ring_bytes() / 2 &&
       tx_.outstanding() <= kSlots / 2 &&
       (!tx_.bounded() || tx_.Allowed() >= 2 * tx_.LeastAllowed())) {
@@ -150,15 +151,16 @@ void ShmLane::SetStarved() {
   if (starved_) return;
   starved_ = true;
   own().sleepers.fetch_or(kStarved, std::memory_order_seq_cst);
-  // Starved stored -> credit loaded (by the caller); the receiver stores the
-  // credit, fences, loads starved: either we see the credit, or it sees that we
-  // starve and notifies.
+  // Starved stored -> credit loaded, by the caller. The receiver stores the
+  // credit, fences, and loads starved. Either this end sees the credit, or the
+  // receiver sees that this end starves, and notifies it.
   FullFence();
-  // One that is bounded has no room although hardly anything may be due for
-  // credit, which Taken's argument counts on: `reached` stored -> starved
-  // loaded, without a fence there, and here starved stored -> heavy fence ->
-  // `reached` loaded.  So either we see how far it has come, or it sees that we
-  // starve, and tells when it has taken the rest.
+  // A bounded sender has no room although hardly anything may be due for
+  // credit, against what Taken's argument counts on. The receiver stores
+  // `reached`, and loads starved without a fence. Here starved is stored, then
+  // comes the heavy fence, then `reached` is loaded. So this end sees how far
+  // the receiver has come, or the receiver sees that this end starves. Then the
+  // receiver tells when it has taken the rest.
   if (tx_.bounded()) {
     base::HeavyFenceProcesses();
     TakeCredit(
@@ -166,8 +168,8 @@ void ShmLane::SetStarved() {
   }
 }
 
-// Only where the ring holds far more.  (A slower way, with more wake-ups, pays
-// for nothing but this.)
+// Bounds only if the ring holds far more. Nothing but that is worth the slower
+// way, with more wake-ups.
 void ShmLane::BoundUnread(std::uint64_t bytes) {
   if (bytes > tx_.ring_bytes() / 2) {
     tx_.Unbound();
@@ -179,8 +181,8 @@ void ShmLane::BoundUnread(std::uint64_t bytes) {
 }
 
 ring::Placement ShmLane::Reserve(std::size_t want) {
-  // Early news of credit lets the ring rewind and starved_ end; the line is
-  // shared, so that the look is cheap unless there is news.
+  // Early news of credit lets the ring rewind, and starved_ end. The line is
+  // shared, so the look is cheap unless there is news.
   if (starved_ || tx_.outstanding() >= kSlots / 4 ||
       tx_.FreeBytes() <= tx_.ring_bytes() / 2) {
     LookForCredit();
@@ -195,11 +197,12 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
 }
 
 void ShmLane::RenewSlots() {
-  // The last message that is known to be consumed: the receiver looks for none
-  // up to it.  What is outstanding (the last message too) is new.  No scrubbed
-  // slot is left either: their 0 is message 2^32 - 1.  So what is in a slot is
-  // never older than 2^31 messages and a lap of the ring. Publish's release
-  // comes after these stores: whoever takes a later message finds them.
+  // `consumed` is the last message known to be consumed: the receiver looks for
+  // none up to it. What is outstanding, the last message included, is new. No
+  // scrubbed slot is left either: its 0 is message 2^32 - 1's. So what is in a
+  // slot is never older than 2^31 messages and a lap of the ring. Publish's
+  // release comes after these stores: a receiver that takes a later message
+  // finds them.
   const std::uint64_t consumed = static_cast<std::uint32_t>(tx_.credited());
   for (std::uint32_t at = 0; at < kSlots; ++at) {
     if (((at - tx_.At(tx_.credited())) & (kSlots - 1)) < tx_.outstanding())
@@ -210,12 +213,13 @@ void ShmLane::RenewSlots() {
   }
 }
 
-// Who sleeps finds all that has come until it looks at once, and in no order:
-// told by when it came, as by the kernel (EpollSet::TellInOrder).
+// A sleeper finds at once, and in no order, all that has come until it looks.
+// It reports streams by when their messages came, as the kernel does
+// (EpollSet::TellInOrder).
 //
-// Behind the message, before the kick, and before whatever this thread sends
-// next, on this stream or another: who finds that message (an acquire) finds
-// this time too.
+// The stamp comes behind the message, before the kick, and before whatever this
+// thread sends next, on this stream or another. A thread that finds that later
+// message, by an acquire, finds this time too.
 void ShmLane::Stamp(int bell) {
   const std::uint64_t armed = link_->Armed(bell);
   if (armed == 0 || armed == stamped_) return;
@@ -226,13 +230,13 @@ void ShmLane::Stamp(int bell) {
 void ShmLane::AfterPublish(std::uint32_t sleepers, std::uint32_t poll) {
   if (tx_.sent() % kRenewEvery == 0) RenewSlots();
   if ((sleepers & kRxSleeper) != 0) {
-    // Taken away by who wakes, so that the next messages find it gone.  First
-    // the bit, then the bump: a thread that sets it again meanwhile holds a
-    // token from before the bump and does not sleep.
+    // The waker takes the bit away, so that the next messages find it gone.
+    // First the bit, then the bump: a thread that sets the bit again meanwhile
+    // holds a token from before the bump, and does not sleep.
     peer().sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
     BumpAndWake(peer_futex_.rx);
   }
-  // (Of streams with bits nobody asks when it was.)
+  // For a stream with bits nothing asks for the time.
   if ((poll & (kNotifyRxPoller | kNotifyRxBits)) == kNotifyRxPoller) {
     Stamp(BellOf(poll));
   }
@@ -257,8 +261,8 @@ std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
   return PostAny(iov, count, skip, limit);
 }
 
-// (Slot 0 is hinted at behind two messages in a row that were there: of pairs,
-// the second one goes elsewhere, and the receiver is at that line.)
+// The hint is slot 0 after two messages in a row in slot 0. Of a pair, the
+// second message goes elsewhere, and the receiver is at slot 0's line.
 void ShmLane::TellAnew(Told told) {
   const bool more = told == Told::kMore;
   if (more != (told_ == Told::kMore)) {
@@ -273,7 +277,7 @@ void ShmLane::TellAnew(Told told) {
   hint_->store(next, std::memory_order_relaxed);
 }
 
-// (Told before it is posted, which may fail: nothing else is in the ring.)
+// Told before the post, which may fail: nothing else is in the ring.
 std::size_t ShmLane::PostFirst(const void* from, std::size_t length,
                                std::uint64_t number) {
   TellAnew(Told::kHinted);
@@ -288,7 +292,7 @@ std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
     return 0;
   }
   const auto bytes = static_cast<std::uint32_t>(length);
-  // (See PostQuick.)
+  // Copied before it counts: see PostAlone.
   const std::uint32_t at = tx_.NextAt();
   Slot& slot =
       at < kHotSlots ? hot_->slots[at][side_] : more_[at - kHotSlots][side_];
@@ -300,7 +304,7 @@ std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
   return length;
 }
 
-// A message goes whole, or by PostAny, which asks for credit and cuts it.
+// The message goes whole, or by PostAny, which asks for credit and cuts it.
 std::size_t ShmLane::PostRecord(const void* from, std::size_t length) {
   if (length == 0 || Closed()) return 0;
   TakeHeard();
@@ -328,7 +332,7 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
   RecordCopy* const copy = CopyFor(all);
   std::size_t done = 0;
   while (done < all) {
-    // Before it has a place, which could not be given back.
+    // Tried before the message has a place, which could not be given back.
     if (!from.Readable(std::min<std::size_t>(all - done, tx_.record_max())))
         [[unlikely]] {
       base::tls_fault = done == 0;
@@ -405,7 +409,7 @@ bool ShmLane::Fill() {
   if (rx_.active()) return true;
   std::uint32_t imm;
   if (!Landed(&rx_, &imm)) {
-    // What was latched by Freeze cannot go away again but by the peer's hand.
+    // What Freeze has latched goes away only by the peer's hand.
     if (rx_limit_ != kNoLimit && rx_.next() < rx_limit_) {
       rx_limit_ = rx_.next();
       Fail();
@@ -432,7 +436,7 @@ bool ShmLane::LandedData(ring::Rx* at) const {
 Head ShmLane::Peek() {
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   if (State() == base::Reason::kNone) return Head::kEmpty;
-  // Dead; but what landed before that still counts, and it may have landed
+  // The lane is dead. What landed before that still counts, and may have landed
   // after the first look.
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   return Head::kDead;
@@ -453,7 +457,8 @@ void ShmLane::PublishCredit() {
   if ((sleepers & (kStarved | kTxSleeper)) == 0) return;
   if (unnotified_bytes_ < rx_.ring_bytes() / 4 &&
       unnotified_slots_ < kWakeSlots && (sleepers & kBounded) == 0) {
-    // Not yet worth a wake-up, if there is more to take: then this comes again.
+    // Not yet worth a wake-up if there is more to take: then the receiver comes
+    // here again.
     std::uint32_t imm;
     if (rx_.active() || Landed(&rx_, &imm)) return;
   }
@@ -538,7 +543,7 @@ bool ShmLane::HalfFull() {
 std::size_t ShmLane::Unread(std::uint32_t* messages) {
   std::size_t bytes = 0;
   ring::Rx at = rx_;
-  // One lap at most: the peer may be posting all the while.
+  // One lap at most: the peer may post all the while.
   for (*messages = 0; *messages < kSlots; ++*messages) {
     if (!LandedData(&at)) break;
     bytes += at.left();
@@ -562,7 +567,7 @@ bool ShmLane::Arrived() {
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {
   Wish(bits, bell);
-  // Wish stored -> the caller looks at the ring: see Publish.
+  // Wish stored -> the caller looks at the ring: see PublishTold.
   base::HeavyFenceProcesses();
 }
 
@@ -577,10 +582,10 @@ void ShmLane::Wish(std::uint32_t bits, int bell) {
 
 bool ShmLane::RxPending() const { return RxPendingQuick() || Closed(); }
 
-// A token is of two words: the shared one, which the peer bumps for its news,
-// and our own, which WakeLocal and Kill bump as well.  The peer may write to
-// the first what it likes, its old value, say; whoever has a token of before
-// our own bump does not fall asleep all the same.
+// A token is made of two words. The peer bumps the shared word for its news;
+// WakeLocal and Kill bump that word and this end's own. The peer may write what
+// it likes to the shared word, say its old value. Even so, a thread with a
+// token from before the own word's bump does not fall asleep.
 namespace {
 constexpr int kOwnShift = 24;
 constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
@@ -588,7 +593,7 @@ constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
 
 std::uint32_t ShmLane::SleepToken(bool tx) const {
   const auto& word = tx ? own_futex_.tx : own_futex_.rx;
-  // Acquire: the caller's look comes after it.
+  // Acquire: the caller looks after these loads.
   const std::uint32_t own = own_wake_.load(std::memory_order_acquire);
   return (word.load(std::memory_order_acquire) & kSharedMask) |
          own << kOwnShift;
@@ -602,16 +607,16 @@ int ShmLane::Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
   return base::FutexSleepShared(&word, shared, &own_wake_, own, timeout);
 }
 
-// Wish stored -> slot loaded: see Publish.  The bit is left set when we do not
-// sleep after all: another thread may, and clearing it is the waker's part.
+// Wish stored -> slot loaded: see PublishTold. The bit stays set if this thread
+// does not sleep after all. Another thread may, and the waker clears the bit.
 //
 // No sleep without an end begins before the heavy fence and a look behind it.
 // But that fence interrupts every processor that runs a program with lanes,
-// which costs more than most sleeps of a busy program are worth.  So the first
-// part of a sleep is a nap, which does without.  A sender whose message was
-// still in its store buffer when it looked for the wish wakes nobody; the looks
-// before the nap take longer than such a store does, and if one takes longer
-// still the nap ends by itself.
+// which costs more than most sleeps of a busy program are worth. So the first
+// part of a sleep is a nap, which does without. A sender whose message was
+// still in its store buffer when it looked for the wish wakes no thread. The
+// looks before the nap take longer than such a store does. If a store takes
+// longer still, the nap ends by itself.
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   timespec rest{};
@@ -645,7 +650,7 @@ int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
   own().sleepers.fetch_or(kTxSleeper, std::memory_order_seq_cst);
   // Wish stored -> credit loaded: see PublishCredit.
   FullFence();
-  // Not merely another value: TakeCredit takes none that is older.
+  // Newer, not merely different: TakeCredit takes no credit that is older.
   if (peer().consumed.load(std::memory_order_acquire) >
           credit_seen_.load(std::memory_order_acquire) ||
       Closed()) {
@@ -673,7 +678,7 @@ void ShmLane::Latch() {
 }
 
 bool ShmLane::Thaw() {
-  // (Behind what broke the rules nothing means anything.)
+  // After a breach of the rules nothing in the ring means anything.
   if (!frozen_ ||
       failed_.load(std::memory_order_acquire) != base::Reason::kNone)
     return false;
@@ -682,7 +687,7 @@ bool ShmLane::Thaw() {
   return true;
 }
 
-// The peer's conductor looks: nobody else waits for this.
+// Rings bell 0: only the peer's conductor waits for this.
 void ShmLane::TellLeft(Left left) {
   own().left.store(static_cast<std::uint32_t>(left), std::memory_order_release);
   if (link_->why_dead() != base::Reason::kNone) return;

@@ -17,11 +17,11 @@
 
 namespace rcsock::lane::shm {
 
-// One end of a stream in shared memory.  See Lane for who may call what.
+// One end of a stream in shared memory. Lane says which thread may call what.
 class ShmLane final : public Lane {
  public:
-  // `index` is open in `link` (LinkState::Open) and its memory scrubbed.  From
-  // a pool of their own; null when out of memory.
+  // Requires that `index` is open in `link` (LinkState::Open) and its memory
+  // scrubbed. Lanes come from a pool of their own. Null: out of memory.
   static ShmLane* New(const std::shared_ptr<LinkState>& link, int index);
   ~ShmLane() override;
   static void operator delete(void* at) noexcept;
@@ -53,28 +53,29 @@ class ShmLane final : public Lane {
   }
   void Credit() override;
 
-  // Post of what fits in a slot, and of what fits in a record, whole; and Read.
-  // For callers who know what the lane is: 0 if it is not to be had so simply.
+  // PostQuick is Post of what fits in a slot, PostRecord of what fits in a
+  // record, whole. ReadQuick is Read. For callers that know the lane's kind.
+  // Return 0, with nothing moved, if Post or Read must decide.
   [[gnu::always_inline]] std::size_t PostQuick(const void* from,
                                                std::size_t length);
   [[gnu::noinline]] std::size_t PostRecord(const void* from,
                                            std::size_t length);
   [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
 
-  // From here on *hint is the line that the next message is likely to go to, or
-  // `hint` itself; written by what sends.  Under the tx latch.
+  // From now on *hint is the line that the next message is likely to go to, or
+  // `hint` itself. Senders write it. The caller holds the tx latch.
   void KeepHint(std::atomic<const void*>* hint) { hint_ = hint; }
 
-  // The next message has landed and is a control message.  By the caller of
-  // Read; a look, for who asks whether the end comes next.
+  // Whether the next message has landed and is a control message. For the
+  // caller of Read, to learn whether the end comes next; takes nothing.
   bool CtlNext() {
-    // (A read that had room left has accepted it, and left it.)
+    // A read that had room left has accepted the control message, and left it.
     if (rx_.active()) return !rx_.data();
     std::uint32_t imm;
     return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kCtl;
   }
 
-  // ... and is data, and the lane works.
+  // Whether the next message has landed and is data, and the lane works.
   bool DataNext() {
     if (Closed()) [[unlikely]]
       return false;
@@ -83,18 +84,18 @@ class ShmLane final : public Lane {
     return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kData;
   }
 
-  // RxPending(), in line; *works: and the lane does.
+  // RxPending(), in line. *works: whether the lane works.
   [[gnu::always_inline]] bool RxPendingIfWorks(bool* works) const {
     *works = !Closed();
     return RxPendingQuick();
   }
 
   void SetNotify(std::uint32_t bits, int bell) override;
-  // The same but for the fence: the caller makes it, if it wishes for more than
-  // before, and looks behind it.
+  // SetNotify without the fence. A caller that wishes for more than before
+  // makes the fence, and looks after it.
   void Wish(std::uint32_t bits, int bell);
   bool RxPending() const override;
-  // How far its ring has been written to; the tx latch's.
+  // How far the send ring has been written to. The caller holds the tx latch.
   std::uint32_t touched() const { return touched_; }
   std::uint32_t SleepToken(bool tx) const override;
   int SleepRx(std::uint32_t token, const timespec* timeout) override;
@@ -109,9 +110,9 @@ class ShmLane final : public Lane {
   Left PeerLeft() const override;
 
  private:
-  // What is written ends there.
+  // The ring has been written to as far as `end`.
   void Touch(std::uint32_t end);
-  // Sleeps on a word of ours that the peer maps, while `token` is new.
+  // Sleeps on a word of this end that the peer maps, while `token` is current.
   int Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
             const timespec* timeout) const;
   ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table);
@@ -122,19 +123,20 @@ class ShmLane final : public Lane {
     return over_.load(std::memory_order_acquire) ||
            link_->why_dead() != base::Reason::kNone;
   }
-  // The lane is over: the peer broke the rules.
+  // Ends the lane: the peer broke the rules.
   void Fail();
-  // No message is accepted behind those that are here now.
+  // From now on accepts no message behind those that have landed.
   void Latch();
-  // Readable, and as how many messages.
+  // What Readable returns, and as how many messages.
   std::size_t Unread(std::uint32_t* messages);
 
-  // What is told of a message: that it is not in slot 0, to the peer
-  // (ControlLine::more); that it is; and that the next one is likely to be
-  // there too, to this end (KeepHint).
+  // What a message has this end tell. With kMore, the peer learns that the
+  // message is not in slot 0 (ControlLine::more), with kAlone, that it is. With
+  // kHinted, this end also learns that the next message is likely to be in slot
+  // 0 too (KeepHint).
   enum class Told : std::uint8_t { kMore, kAlone, kHinted };
-  // (The bytes of a longer one are copied first, and the peer, who looks at the
-  // line, would take it back meanwhile.)
+  // A longer message gives no hint: its bytes are copied first, and the peer
+  // looks at the slot's line. It would take the line back meanwhile.
   static Told ToldOf(bool first, const ring::Imm& imm) {
     if (!first) return Told::kMore;
     return (imm.flags & ring::kFlagInline) != 0 ? Told::kHinted : Told::kAlone;
@@ -149,7 +151,7 @@ class ShmLane final : public Lane {
   ring::Placement Reserve(std::size_t want);
   void LookForCredit();
   void TakeCredit(std::uint64_t credit);
-  // The credit that has come with messages.
+  // Takes the credit that has come with messages.
   void TakeHeard() {
     const std::uint64_t heard = heard_.load(std::memory_order_acquire);
     if (heard == tx_.sent() && !starved_) [[likely]] {
@@ -159,7 +161,7 @@ class ShmLane final : public Lane {
     }
   }
   void SetStarved();
-  // How the bytes of a send of so many get into the ring.
+  // How the bytes of a send of `length` get into the ring.
   RecordCopy* CopyFor(std::size_t length) {
     return length <= kRecordMax && tx_.outstanding() == 0 ? &alone_ : &bulk_;
   }
@@ -169,9 +171,9 @@ class ShmLane final : public Lane {
       TellAnew(told);
     PublishTold(slot, number, imm);
   }
-  // Once that has been told, if it is news.
+  // Publish, once TellAnew has told what is new.
   void PublishTold(Slot& slot, std::uint64_t number, std::uint32_t imm);
-  // The immediate of data in a slot, but for the length.
+  // The immediate of data in a slot, without the length.
   static constexpr std::uint32_t kQuickBits =
       ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
   static constexpr int BellOf(std::uint32_t poll) {
@@ -179,14 +181,14 @@ class ShmLane final : public Lane {
   }
   static_assert((kBells & (kBells - 1)) == 0);
   // Sequence numbers come again after 2^32 messages, and light traffic leaves
-  // the slots behind the first ones alone for longer than that.  So twice in
-  // that time each free slot gets a number that has been consumed.
+  // all but the first slots alone for longer. So twice in that time each free
+  // slot gets a number that has been consumed.
   static constexpr std::uint64_t kRenewEvery = std::uint64_t{1} << 31;
   void RenewSlots();
-  // Before a message is published.
+  // Called before a message is published.
   [[gnu::noinline]] void TellAnew(Told told);
-  // A small message has been taken: whether something may have landed behind
-  // it.  What is begun after this look rings after it.
+  // Whether something may have landed behind the small message just taken. A
+  // message that the peer begins after this look rings after it.
   bool RxMore() const {
     if (rx_.slot() == 1 && peer().more.load(std::memory_order_acquire) == 0)
         [[likely]] {
@@ -200,8 +202,9 @@ class ShmLane final : public Lane {
   [[gnu::noinline]] void AfterPublish(std::uint32_t sleepers,
                                       std::uint32_t poll);
   void Stamp(int bell);
-  // PostQuick where all that was sent has been consumed, and `number` is the
-  // next one; where that is news; and where it is not so.
+  // PostQuick in three cases. PostAlone: all that was sent has been consumed,
+  // and `number` is the next message. PostFirst: likewise, and this is news.
+  // PostBehind: not all has been consumed, or the sender starves.
   [[gnu::always_inline]] std::size_t PostAlone(const void* from,
                                                std::size_t length,
                                                std::uint64_t number);
@@ -216,8 +219,8 @@ class ShmLane final : public Lane {
   const Slot& RxSlot(std::uint32_t slot) const {
     return *reinterpret_cast<const Slot*>(QuickSlot(slot));
   }
-  // The next message of `rx` has landed; its immediate.  Finds its slot, which
-  // may be the first one again.
+  // Whether the next message of `rx` has landed; *imm is its immediate. Finds
+  // the message's slot, which may be slot 0 again.
   bool Landed(ring::Rx* rx, std::uint32_t* imm) const {
     if (rx->next() >= rx_limit_) return false;
     const auto sequence = static_cast<std::uint32_t>(rx->next() + 1);
@@ -231,8 +234,9 @@ class ShmLane final : public Lane {
     *imm = static_cast<std::uint32_t>(head);
     return true;
   }
-  // The next message has landed, and so has the one that is `ahead` > 0 behind
-  // it, which nobody can have put into the first slot: not all is consumed.
+  // Whether the message `ahead` > 0 behind the next one has landed too.
+  // Requires that the next has landed. So not all before the later message is
+  // consumed, and its sender cannot have gone back to slot 0 for it.
   bool LandedToo(std::uint64_t ahead) const {
     const std::uint64_t number = rx_.next() + ahead;
     const auto slot =
@@ -241,25 +245,27 @@ class ShmLane final : public Lane {
            RxSlot(slot).head.load(std::memory_order_acquire) >> 32 ==
                static_cast<std::uint32_t>(number + 1);
   }
-  // Takes note of the credit that a message carries.
+  // Notes the credit that a message carries.
   void Hear(const Slot& slot) {
-    // Release, with TakeHeard: nothing is sent into what the peer still reads.
+    // Release, for TakeHeard: the sender overwrites nothing that the peer still
+    // reads.
     heard_.store(slot.credit.load(std::memory_order_relaxed),
                  std::memory_order_release);
   }
   // Makes the next message the current one, if it has landed and is well
-  // formed.
+  // formed. True: there is a current message.
   bool Fill();
-  // Of a look ahead: the current message of `at` is data, the next one if that
-  // is consumed.
+  // For a look ahead: whether the current message of `at` is data. Once that
+  // message is consumed, takes the next.
   bool LandedData(ring::Rx* at) const;
   const std::byte* Bytes(const ring::Rx& rx) const {
     return (rx.in_slot() ? RxSlot(rx.slot()).payload : rx_bytes_) + rx.offset();
   }
-  // Consumes part of the current message, and tells the sender if it is time.
+  // Consumes `n` bytes of the current message, and tells the sender if it is
+  // time.
   void Take(std::uint32_t n);
-  // The current message has been consumed to its end; `due`: enough has been
-  // since the last credit.
+  // The current message has been consumed to its end. `due`: what has been
+  // consumed since the last credit makes another due.
   void Taken(bool due);
   [[gnu::noinline]] std::size_t ReadAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit,
@@ -267,41 +273,41 @@ class ShmLane final : public Lane {
   [[gnu::noinline]] std::size_t ReadMore(void* to, std::size_t length);
   [[gnu::noinline]] void PublishCredit();
 
-  // Written by Read and seen by Publish, which may be in another thread.
+  // Read writes the number, and Publish, perhaps in another thread, sees it.
   std::uint64_t Consumed() const {
     return quick_next_.load(std::memory_order_acquire) >> kQuickShift;
   }
 
-  // A server of thousands of streams finds none of this in its caches, so what
-  // a small message needs is in three lines (LinkState::kLaneLines): this one,
-  // with the base's part,
+  // A server of thousands of streams finds none of this in its caches. So what
+  // a small message needs is in three lines (LinkState::kLaneLines). The first
+  // is this line, with the base's part.
   HotMemory* const hot_;
   Slot (*const more_)[2];
   LinkState* const link_;
   std::atomic<base::Reason> failed_{base::Reason::kNone};
   std::atomic<bool> over_{false};  // failed or frozen
   bool light_fence_ = false;       // Publish's fence is the light one
-  bool starved_ = false;           // kStarved is set; the tx latch's
-  Told told_ = Told::kAlone;       // of the last message; the tx latch's
+  bool starved_ = false;           // kStarved is set; under the tx latch
+  Told told_ = Told::kAlone;       // of the last message; under the tx latch
   const std::uint8_t side_;
-  // Here since the other end of thousands of streams wants bits (AfterPublish).
+  // In this line, since a peer with many streams wants bits (AfterPublish).
   const std::uint16_t index_;
   static_assert(kMaxSegments * kSegmentStreams <= 1 << 16);
 
-  // one that the tx latch guards, but for the atomic (and one behind it that
-  // others need),
+  // The second, which the tx latch guards, but for the atomic. The line behind
+  // it is for other messages.
   alignas(64) std::atomic<std::uint64_t> heard_{0};  // see Slot::credit
   ring::Tx tx_;
   std::atomic<std::uint64_t> credit_seen_{0};  // in the control line; SleepTx
 
-  // and one that the rx latch guards.
+  // The third, which the rx latch guards.
   alignas(64) std::uint64_t rx_limit_ =
-      kNoLimit;  // no message from here on is accepted
+      kNoLimit;  // from this number on no message is accepted
   // Consumed since the sender was last woken.
   std::uint32_t unnotified_bytes_ = 0;
   std::uint32_t unnotified_slots_ = 0;
   ring::Rx rx_;
-  std::uint64_t arrived_ = 0;  // messages that Arrived() has told of
+  std::uint64_t arrived_ = 0;  // messages that Arrived() has reported
 
   const std::shared_ptr<LinkState> link_owner_;
   bool frozen_ = false;  // under both latches
@@ -311,12 +317,12 @@ class ShmLane final : public Lane {
   std::byte* const tx_bytes_;
   const std::byte* const rx_bytes_;
 
-  // The tx latch's.
+  // Guarded by the tx latch.
   std::uint32_t touched_ = 0;  // how far the ring has been written to
   RecordCopy bulk_{RecordCopy::kBulk};
   RecordCopy alone_{RecordCopy::kAlone};
-  std::atomic<const void*>* hint_ = nullptr;  // see KeepHint; null: nobody's
-  std::uint64_t stamped_ = 0;  // the generation of the bell that `came` is of
+  std::atomic<const void*>* hint_ = nullptr;  // see KeepHint; null: none
+  std::uint64_t stamped_ = 0;  // the bell's generation that `came` belongs to
 
   // Apart, so that the lanes of thousands of streams lie on few pages.
   ring::Sent* const table_;
@@ -330,10 +336,11 @@ class ShmLane final : public Lane {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
   slot.credit.store(Consumed(), std::memory_order_relaxed);
   slot.head.store(sequence << 32 | imm, std::memory_order_release);
-  // Message stored -> the peer's wishes loaded.  A receiver stores its wish
-  // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
-  // other.  A full fence here would wait for the slot's line to come from the
-  // peer, for each message; so the one who goes to sleep pays for both.
+  // Message stored -> the peer's wishes loaded. A receiver stores its wish
+  // (SleepRx, SetNotify, Arm), fences, and looks at the slot. One of the two
+  // sees the other. A full fence here would wait, for each message, until the
+  // slot's line comes from the peer. So the thread that goes to sleep pays for
+  // both.
   if (light_fence_) [[likely]] {
     base::LightFence();
   } else {
@@ -362,8 +369,8 @@ inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length) {
 
 inline std::size_t ShmLane::PostAlone(const void* from, std::size_t length,
                                       std::uint64_t number) {
-  // Copied before it counts: after a fault nothing has happened, and the long
-  // way finds the same, and says so.
+  // The bytes are copied before the message counts. After a fault nothing has
+  // happened, and the long way meets the fault again and reports it.
   Slot& slot = hot_->slots[0][side_];
   if (!base::TrySmall(slot.payload, from, length)) [[unlikely]]
     return 0;
@@ -376,7 +383,7 @@ inline std::size_t ShmLane::PostAlone(const void* from, std::size_t length,
 inline void ShmLane::Taken(bool due) {
   ++unnotified_slots_;
   const std::uint64_t next = rx_.next();
-  // Release: what is consumed has been read.  See Publish.
+  // Release: what is consumed has been read. See PublishTold.
   quick_next_.store(next << kQuickShift | rx_.slot(),
                     std::memory_order_release);
   hot_->reached[side_].messages.store(next, std::memory_order_release);
@@ -385,10 +392,11 @@ inline void ShmLane::Taken(bool due) {
     return;
   }
   // A sender that waits is told of less, once there is nothing more to take:
-  // PublishCredit() decides.  This load may miss a sender that has only just
-  // begun to wait.  Then it read, after that, a credit that leaves less than
-  // what makes credit due, so it has room; or an older one, and the
-  // PublishCredit() that it missed saw it waiting, and so do the loads since.
+  // PublishCredit() decides. This load may miss a sender that has only just
+  // begun to wait. After that the sender has read a credit. If the credit
+  // leaves less than what makes credit due, the sender has room. If the credit
+  // is older, the PublishCredit() that the sender missed saw it waiting, and so
+  // do the loads since.
   const std::uint32_t sleepers =
       peer().sleepers.load(std::memory_order_relaxed);
   if ((sleepers & (kStarved | kTxSleeper)) != 0) {
@@ -402,18 +410,18 @@ inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
   if (rx_.active()) [[unlikely]]
     return ReadMore(to, length);
   if (!Landed(&rx_, &imm)) return 0;
-  // (Anything else has a larger difference.)
+  // The immediate of any other message has a larger difference.
   const std::uint32_t n = imm - kQuickBits;
   if (n - 1 >= kInlineMax || n > length) return ReadMore(to, length);
   const Slot& slot = RxSlot(rx_.slot());
-  // (See PostQuick.  ReadMore fares no better; it is called above, with what
-  // this needs in the same registers.)
+  // After a fault nothing has happened, and ReadMore meets it again. The call
+  // above has what this needs in the same registers.
   if (!base::TrySmall(to, slot.payload, n)) [[unlikely]]
     return ReadMore(to, length);
   Hear(slot);
   rx_.TakeInline();
   Taken(rx_.SlotsDue());
-  // What follows is taken too if it has landed.
+  // Takes the next messages too if they have landed.
   if (n == length || !RxMore()) return n;
   return n + ReadMore(static_cast<std::byte*>(to) + n, length - n);
 }

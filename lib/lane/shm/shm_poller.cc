@@ -44,7 +44,7 @@ int ShmPoller::Poll(Completion* out, int capacity) {
   base::LatchGuard hold(latch_);
   const std::size_t count = links_.size();
   int found = 0;
-  // Begins behind the link that filled the last call, so that none starves.
+  // Begins behind the link that filled the last call, so that no link starves.
   Link* dead = nullptr;
   for (std::size_t i = 0; i < count && found < capacity; ++i) {
     if (next_ >= count) next_ = 0;
@@ -53,8 +53,8 @@ int ShmPoller::Poll(Completion* out, int capacity) {
     if (n == 0 && link->dead()) dead = link;
     found += n;
   }
-  // A dead link that has told all it had to tell: a server must not keep one
-  // for every client it ever had.
+  // A dead link that has reported all it had goes: a server must not keep a
+  // link for every client that it ever had.
   if (dead != nullptr) Forget(dead);
   return found;
 }

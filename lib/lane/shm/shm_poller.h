@@ -13,11 +13,11 @@ namespace rcsock::lane::shm {
 
 class Link;
 
-// The poller of one bell over every link of the process.  AddLink and
-// RemoveLink may run beside Poll.
+// The poller of one bell over every link of the process. AddLink and RemoveLink
+// may run beside Poll.
 class ShmPoller final : public Poller {
  public:
-  // `bells` outlives it.
+  // `bells` outlives the poller.
   ShmPoller(Bells* bells, int bell);
   ~ShmPoller() override;
 
@@ -28,8 +28,8 @@ class ShmPoller final : public Poller {
   int Poll(Completion* out, int capacity) override;
   void Arm() override { bells_->Arm(bell_); }
   void Disarm() override { bells_->Disarm(bell_); }
-  // Arm for a sleep that ends by itself soon; where Arm would not make the
-  // heavy fence that is no gain.
+  // Arm for a sleep that ends by itself soon. It gains nothing if Arm makes no
+  // heavy fence.
   void ArmForNap() { bells_->Arm(bell_, true); }
   bool Fences() const { return bells_->Fences(); }
   void Renew() { bells_->Renew(bell_); }

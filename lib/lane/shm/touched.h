@@ -6,14 +6,12 @@
 
 namespace rcsock::lane::shm {
 
-// The memory of the rings that this process sends by, over all its lanes in
-// shared memory: as far as they have been written to, for a page that was
-// touched stays.
-//
-// Threads: any.
+// Counts the memory of the rings that this process sends by, over all its lanes
+// in shared memory. A ring counts as far as it has been written to, since a
+// page that was touched stays.
 class Touched {
  public:
-  // What a lane keeps, however long it is idle.
+  // How much of its ring a lane keeps, however long it is idle.
   static constexpr std::uint32_t kIdle = 32 * 1024;
 
   static std::uint64_t Total() {
@@ -24,8 +22,8 @@ class Touched {
     total_.fetch_add(static_cast<std::uint64_t>(bytes),
                      std::memory_order_relaxed);
   }
-  // `grown` is called when a lane has touched more than an idle one keeps: by
-  // the sending thread, with the stream's latch held.
+  // The sending thread calls `grown` when a lane has touched more than an idle
+  // lane keeps. The stream's latch is held.
   static void SetHook(void (*grown)()) {
     grown_.store(grown, std::memory_order_release);
   }

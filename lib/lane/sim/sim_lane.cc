@@ -59,7 +59,7 @@ void SimLane::PutUnit(bool ctl, const std::string& bytes) {
   ring.units += static_cast<char>(bytes.size() >> 8);
   ring.units += bytes;
   ++ring.in_flight;
-  // Nothing lands any more where the receiver has frozen.
+  // Once the receiver has frozen, nothing more lands.
   if (link_->auto_land && (link_->outlives || !link_->frozen[1 - end_])) {
     ring.Land();
   }

@@ -9,22 +9,22 @@
 
 namespace rcsock::lane::sim {
 
-// One direction of a simulated lane.  What is posted is in flight until it
-// lands; what is read is not known to the sender until the credit returns.  All
-// of it is plain data: a copy of the link is a copy of that world.
+// One direction of a simulated lane. What is posted is in flight until it
+// lands. The sender does not know what is read until the credit returns. The
+// ring is plain data, so a copy of the link is a copy of that world.
 struct SimRing {
   // Units in flight or landed: kind (0 data, 1 control), length (two bytes,
-  // little-endian), bytes.  The first may be partly read.
+  // little-endian), bytes. The receiver may have read part of the first unit.
   std::string units;
-  std::uint32_t landed = 0;  // units from the front that the receiver can see
+  std::uint32_t landed = 0;  // units at the front that the receiver can see
   std::uint32_t in_flight = 0;
-  std::string mirror;  // data not yet credited: what CopyUnacked reads
+  std::string mirror;  // data without credit yet: what CopyUnacked reads
   std::uint64_t posted = 0;
   std::uint64_t consumed = 0;
   std::uint64_t acked = 0;  // the sender's view of `consumed`
-  bool dropping = false;    // the lane is dead: what is posted is lost
+  bool dropping = false;    // the lane is dead, and loses what is posted
   bool latched = false;     // the receiver has frozen, and what lands now ...
-  std::uint32_t held = 0;   // ... so many units, follows what had landed
+  std::uint32_t held = 0;   // ... in so many units, follows what had landed
 
   bool Land();  // the next unit; false if none is in flight
   void LandAll() {
@@ -35,7 +35,7 @@ struct SimRing {
   void ReturnCredit();
 };
 
-// Both ends' shared world.  `end` 0 is the connector's.
+// The world that both ends share. `end` 0 is the connector's.
 struct SimLink {
   explicit SimLink(std::size_t room = 64, std::size_t longest = 64)
       : capacity(room), largest(longest) {}
@@ -45,21 +45,21 @@ struct SimLink {
   std::size_t largest;     // longest single write: longer posts become several
   bool auto_land = false;  // shared memory: what is posted has landed
   bool auto_credit = false;  // ... and what is read is credited
-  bool outlives = false;     // ... and is still there behind a freeze
+  bool outlives = false;     // ... and what is posted is there after a freeze
   bool frozen[2] = {false, false};
-  // What end i has told of its leaving, if it outlives.
+  // What end i has told of its leaving, if the memory outlives a process.
   Lane::Left left[2] = {Lane::Left::kNot, Lane::Left::kNot};
-  // Why the end believes that the lane is dead; kNone: it does not (yet).
+  // Why end i believes that the lane is dead; kNone: it does not, so far.
   base::Reason state[2] = {base::Reason::kNone, base::Reason::kNone};
 
   void Reset();  // a fresh lane of the same size
 };
 
-// One end.  Holds nothing itself.
+// One end. It owns nothing.
 class SimLane : public Lane {
  public:
   SimLane() = default;
-  // `kind`: what it says that it is.
+  // `kind`: what kind() returns.
   SimLane(SimLink* link, int end, Kind kind = Kind::kSim)
       : link_(link), end_(end), kind_(kind) {}
 
