@@ -81,6 +81,42 @@ void ReadKey(const char* path) {
   return text != nullptr && *text != '\0';
 }
 
+[[gnu::cold]] void StayOnTcp() {
+  config.enabled = config.shm = config.rdma = false;
+}
+
+[[gnu::cold]] void ReadLanes(const char* text) {
+  if (std::strcmp(text, "tcp") == 0) {
+    StayOnTcp();
+  } else if (std::strcmp(text, "shm") == 0) {
+    config.rdma = false;
+  } else if (std::strcmp(text, "rdma") == 0) {
+    config.shm = false;
+  } else if (std::strcmp(text, "auto") != 0 && *text != '\0') {
+    Log("RCSOCK_LANES=%s is none of auto, shm, rdma, tcp: staying on TCP",
+        text);
+    StayOnTcp();
+  }
+}
+
+[[gnu::cold]] void ReadStats(const char* path) {
+  if (std::strlen(path) < sizeof config.stats) {
+    std::strcpy(config.stats, path);
+  } else {
+    Log("RCSOCK_STATS is too long: ignored");
+  }
+}
+
+[[gnu::cold]] void ReadPort() {
+  const std::uint64_t port =
+      Number("RCSOCK_RDMA_PORT", config.rdma_port, 65535);
+  if (port != 0) {
+    config.rdma_port = static_cast<std::uint16_t>(port);
+  } else {
+    Log("RCSOCK_RDMA_PORT=0 is not a port: ignored");
+  }
+}
+
 void ReadPeers(const char* text) {
   while (*text != '\0') {
     char* end;
@@ -186,7 +222,7 @@ void ReadRules(const char* text) {
   ReadNames(program, comm, sizeof program);
   if (!ParseRules(text, program, comm, &config.rules)) {
     Log("RCSOCK_RULES is malformed: staying on TCP");
-    config.enabled = config.shm = config.rdma = false;
+    StayOnTcp();
     return;
   }
   const Rules& rules = config.rules;
@@ -197,58 +233,9 @@ void ReadRules(const char* text) {
   if (rules.sets_ring) config.max_ring = rules.max_ring;
 }
 
-}  // namespace
-
-const Config& GetConfig() { return config; }
-
-[[gnu::cold]] void LoadConfig() {
-  config = Config{};
-  InitLog(0);  // finds stderr, should the level be no number
-  if (MorePrivilegedThanCaller()) {
-    // A caller with fewer rights must not say what the program does with its
-    // own.
-    config.enabled = config.shm = config.rdma = false;
-    config.terms = {false, false, config.promote_ops, config.promote_bytes};
-    return;
-  }
-  // Before the first line is logged.
-  OpenLogFile(Env("RCSOCK_LOG_FILE"));
-  log_level = static_cast<int>(Number("RCSOCK_LOG", 0, 9));
-  if (const char* lanes = Env("RCSOCK_LANES")) {
-    if (std::strcmp(lanes, "tcp") == 0) {
-      config.enabled = config.shm = config.rdma = false;
-    } else if (std::strcmp(lanes, "shm") == 0) {
-      config.rdma = false;
-    } else if (std::strcmp(lanes, "rdma") == 0) {
-      config.shm = false;
-    } else if (std::strcmp(lanes, "auto") != 0 && *lanes != '\0') {
-      Log("RCSOCK_LANES=%s is none of auto, shm, rdma, tcp: staying on TCP",
-          lanes);
-      config.enabled = config.shm = config.rdma = false;
-    }
-  }
-  if (const char* stats = Env("RCSOCK_STATS")) {
-    if (std::strlen(stats) < sizeof config.stats) {
-      std::strcpy(config.stats, stats);
-    } else {
-      Log("RCSOCK_STATS is too long: ignored");
-    }
-  }
-  const std::uint64_t port =
-      Number("RCSOCK_RDMA_PORT", config.rdma_port, 65535);
-  if (port != 0) {
-    config.rdma_port = static_cast<std::uint16_t>(port);
-  } else {
-    Log("RCSOCK_RDMA_PORT=0 is not a port: ignored");
-  }
-  if (const char* path = Env("RCSOCK_KEY_FILE")) {
-    if (*path != '\0') ReadKey(path);
-  }
-  if (Given("RCSOCK_PEERS")) ReadPeers(Env("RCSOCK_PEERS"));
-  // With one CPU the awaited thread cannot run during the spin.
-  if (OneCpu()) config.spin_us = 0;
-  if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
-  ReadFabric();
+// Reads when streams get a lane, and how much lanes may take. What the
+// environment does not say is as before, so the rules come first.
+[[gnu::cold]] void ReadLimits() {
   config.spin_us = static_cast<std::uint32_t>(
       Number("RCSOCK_SPIN_US", config.spin_us, kMostNumber));
   config.promote_ops = static_cast<std::uint32_t>(
@@ -264,6 +251,35 @@ const Config& GetConfig() { return config; }
   } else {
     Log("RCSOCK_MAX_RING=%s is less than 16K: ignored", Env("RCSOCK_MAX_RING"));
   }
+}
+
+}  // namespace
+
+const Config& GetConfig() { return config; }
+
+[[gnu::cold]] void LoadConfig() {
+  config = Config{};
+  InitLog(0);  // finds stderr, should the level be no number
+  if (MorePrivilegedThanCaller()) {
+    // A caller with fewer rights must not say what the program does with its
+    // own.
+    StayOnTcp();
+    config.terms = {false, false, config.promote_ops, config.promote_bytes};
+    return;
+  }
+  // Before the first line is logged.
+  OpenLogFile(Env("RCSOCK_LOG_FILE"));
+  log_level = static_cast<int>(Number("RCSOCK_LOG", 0, 9));
+  if (const char* lanes = Env("RCSOCK_LANES")) ReadLanes(lanes);
+  if (const char* stats = Env("RCSOCK_STATS")) ReadStats(stats);
+  ReadPort();
+  if (Given("RCSOCK_KEY_FILE")) ReadKey(Env("RCSOCK_KEY_FILE"));
+  if (Given("RCSOCK_PEERS")) ReadPeers(Env("RCSOCK_PEERS"));
+  // With one CPU the awaited thread cannot run during the spin.
+  if (OneCpu()) config.spin_us = 0;
+  if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
+  ReadFabric();
+  ReadLimits();
   if (Given("RCSOCK_IO_URING")) ReadRings(Env("RCSOCK_IO_URING"));
   if (Given("RCSOCK_RECV_IN_PLACE")) ReadInPlace(Env("RCSOCK_RECV_IN_PLACE"));
   config.lanes_given = Given("RCSOCK_LANES");

@@ -1,6 +1,7 @@
 #include "lib/base/instruction.h"
 
 #include <cstring>
+#include <initializer_list>
 
 namespace rcsock::base {
 namespace {
@@ -18,130 +19,76 @@ enum Shape : std::uint8_t {
   kRelative8 = 64,  // ... of one byte
 };
 
-// The opcodes of one byte, except those that Decode treats apart.
-std::uint8_t ShapeOne(std::uint8_t op) {
-  if (op < 0x40) {
-    const std::uint8_t low = op & 7;
-    if (low < 4) return kModrm;
-    if (low == 4) return kByte;
-    return low == 5 ? kFull : kBad;
+// A value for each opcode of a map.
+class OpcodeTable {
+ public:
+  constexpr explicit OpcodeTable(std::uint8_t rest) {
+    for (std::uint8_t& value : values_) value = rest;
   }
-  if (op < 0x60) return kNone;
-  if (op >= 0x70 && op < 0x80) return kRelative8;
-  if (op >= 0x84 && op <= 0x8f) return kModrm;
-  if (op >= 0xb0 && op < 0xb8) return kByte;
-  if (op >= 0xb8 && op < 0xc0) return kFull;
-  if (op >= 0xd8 && op <= 0xdf) return kModrm;
-  if (op >= 0xe0 && op <= 0xe3) return kRelative8;
-  if (op >= 0xe4 && op <= 0xe7) return kByte;
-  switch (op) {
-    case 0x63:
-    case 0xd0:
-    case 0xd1:
-    case 0xd2:
-    case 0xd3:
-    case 0xf6:
-    case 0xf7:
-    case 0xfe:
-    case 0xff:
-      return kModrm;
-    case 0x68:
-    case 0xa9:
-      return kFull;
-    case 0x69:
-    case 0x81:
-    case 0xc7:
-      return kModrm | kFull;
-    case 0x6a:
-    case 0xa8:
-    case 0xcd:
-      return kByte;
-    case 0x6b:
-    case 0x80:
-    case 0x83:
-    case 0xc0:
-    case 0xc1:
-    case 0xc6:
-      return kModrm | kByte;
-    case 0xc2:
-    case 0xca:
-      return kWord;
-    case 0xc8:
-      return kWord | kByte;
-    case 0xe8:
-    case 0xe9:
-      return kRelative;
-    case 0xeb:
-      return kRelative8;
-    case 0x60:
-    case 0x61:
-    case 0x62:
-    case 0x82:
-    case 0x9a:
-    case 0xc4:
-    case 0xc5:
-    case 0xce:
-    case 0xd4:
-    case 0xd5:
-    case 0xd6:
-    case 0xea:
-      return kBad;
-    default:
-      return kNone;
+  constexpr OpcodeTable& Range(int first, int last, std::uint8_t value) {
+    for (int op = first; op <= last; ++op) values_[op] = value;
+    return *this;
   }
-}
+  constexpr OpcodeTable& Each(std::initializer_list<int> ops,
+                              std::uint8_t value) {
+    for (const int op : ops) values_[op] = value;
+    return *this;
+  }
+  constexpr std::uint8_t operator[](std::uint8_t op) const {
+    return values_[op];
+  }
 
-// The opcodes behind 0f.
-std::uint8_t Shape0f(std::uint8_t op) {
-  if (op >= 0x80 && op <= 0x8f) return kRelative;
-  if (op >= 0xc8 && op <= 0xcf) return kNone;
-  if (op >= 0x30 && op <= 0x37) return op == 0x36 ? kBad : kNone;
-  if (op >= 0x70 && op <= 0x73) return kModrm | kByte;
-  switch (op) {
-    case 0x04:
-    case 0x0a:
-    case 0x0c:
-    case 0x24:
-    case 0x25:
-    case 0x26:
-    case 0x27:
-    case 0x39:
-    case 0x3b:
-    case 0x3c:
-    case 0x3d:
-    case 0x3e:
-    case 0x3f:
-    case 0x7a:
-    case 0x7b:
-      return kBad;
-    case 0x05:
-    case 0x06:
-    case 0x07:
-    case 0x08:
-    case 0x09:
-    case 0x0b:
-    case 0x0e:
-    case 0x77:
-    case 0xa0:
-    case 0xa1:
-    case 0xa2:
-    case 0xa8:
-    case 0xa9:
-    case 0xaa:
-      return kNone;
-    case 0x0f:
-    case 0xa4:
-    case 0xac:
-    case 0xba:
-    case 0xc2:
-    case 0xc4:
-    case 0xc5:
-    case 0xc6:
-      return kModrm | kByte;
-    default:
-      return kModrm;
+ private:
+  std::uint8_t values_[256] = {};
+};
+
+// The shapes of the opcodes of one byte, except those that Decode treats apart.
+constexpr OpcodeTable ShapesOne() {
+  OpcodeTable shapes(kNone);
+  for (int op = 0; op < 0x40; op += 8) {
+    shapes.Range(op, op + 3, kModrm)
+        .Range(op + 4, op + 4, kByte)
+        .Range(op + 5, op + 5, kFull)
+        .Range(op + 6, op + 7, kBad);
   }
+  return shapes
+      .Each({0x60, 0x61, 0x62, 0x82, 0x9a, 0xc4, 0xc5, 0xce, 0xd4, 0xd5, 0xd6,
+             0xea},
+            kBad)
+      .Each({0x63, 0xd0, 0xd1, 0xd2, 0xd3, 0xf6, 0xf7, 0xfe, 0xff}, kModrm)
+      .Range(0x84, 0x8f, kModrm)
+      .Range(0xd8, 0xdf, kModrm)
+      .Each({0x6b, 0x80, 0x83, 0xc0, 0xc1, 0xc6}, kModrm | kByte)
+      .Each({0x69, 0x81, 0xc7}, kModrm | kFull)
+      .Each({0x6a, 0xa8, 0xcd}, kByte)
+      .Range(0xb0, 0xb7, kByte)
+      .Range(0xe4, 0xe7, kByte)
+      .Each({0xc2, 0xca}, kWord)
+      .Each({0xc8}, kWord | kByte)
+      .Each({0x68, 0xa9}, kFull)
+      .Range(0xb8, 0xbf, kFull)
+      .Each({0xe8, 0xe9}, kRelative)
+      .Each({0xeb}, kRelative8)
+      .Range(0x70, 0x7f, kRelative8)
+      .Range(0xe0, 0xe3, kRelative8);
 }
+constexpr OpcodeTable kShapesOne = ShapesOne();
+
+// The shapes of the opcodes behind 0f.
+constexpr OpcodeTable kShapes0f =
+    OpcodeTable(kModrm)
+        .Each({0x04, 0x0a, 0x0c, 0x24, 0x25, 0x26, 0x27, 0x36, 0x39, 0x3b, 0x3c,
+               0x3d, 0x3e, 0x3f, 0x7a, 0x7b},
+              kBad)
+        .Each({0x05, 0x06, 0x07, 0x08, 0x09, 0x0b, 0x0e, 0x77, 0xa0, 0xa1, 0xa2,
+               0xa8, 0xa9, 0xaa},
+              kNone)
+        .Range(0x30, 0x35, kNone)
+        .Each({0x37}, kNone)
+        .Range(0xc8, 0xcf, kNone)
+        .Each({0x0f, 0xa4, 0xac, 0xba, 0xc2, 0xc4, 0xc5, 0xc6}, kModrm | kByte)
+        .Range(0x70, 0x73, kModrm | kByte)
+        .Range(0x80, 0x8f, kRelative);
 
 // Reads one instruction from its first byte to its last.
 class Reader {
@@ -162,7 +109,7 @@ class Reader {
     } else {
       to_->opcode = op;
       to_->reg = static_cast<std::uint8_t>((op & 7) | (rex_ & 1) << 3);
-      shape = ShapeOne(op);
+      shape = kShapesOne[op];
     }
     if (shape == kBad) return false;
     if ((shape & kModrm) != 0 && !Modrm()) return false;
@@ -224,7 +171,7 @@ class Reader {
     to_->map = Map::k0f;
     to_->opcode = op;
     to_->reg = static_cast<std::uint8_t>((op & 7) | (rex_ & 1) << 3);
-    return Shape0f(op);
+    return kShapes0f[op];
   }
 
   std::uint8_t Vector(std::uint8_t first) {
@@ -246,7 +193,7 @@ class Reader {
     if (map == 2 || map == 5 || map == 6) return kModrm;
     if (map != 1) return kBad;
     if (to_->opcode == 0x77 && first != 0x62) return kNone;
-    return (Shape0f(to_->opcode) & kByte) != 0 ? kModrm | kByte : kModrm;
+    return (kShapes0f[to_->opcode] & kByte) != 0 ? kModrm | kByte : kModrm;
   }
 
   bool Modrm() {
@@ -312,145 +259,114 @@ class Reader {
   bool address32_ = false;
 };
 
+// Which general registers an instruction may write.
+enum Writes : std::uint8_t {
+  kAny,       // not known: each of them
+  kNo,        // none
+  kRm,        // that of modrm's rm
+  kReg,       // that of modrm's reg, or of the opcode
+  kRegRm,     // both
+  kRax,       // rax
+  kRmRax,     // that of modrm's rm, and rax
+  kStack,     // rsp
+  kRegStack,  // that of the opcode, and rsp
+  kCall,      // what a function may write
+  kKernel,    // what a system call writes
+  kGroup1,    // 80, 81, 83: the seventh is cmp
+  kGroup3,    // f6, f7: test, not, neg, and four that multiply or divide
+  kGroup5,    // ff: inc, dec, call, jmp, push
+};
+
+constexpr OpcodeTable WritesOne() {
+  OpcodeTable writes(kAny);
+  for (int op = 0; op < 0x38; op += 8) {
+    writes.Range(op, op + 1, kRm).Range(op + 2, op + 3, kReg);
+    writes.Range(op + 4, op + 7, kRax);
+  }
+  return writes
+      .Range(0x38, 0x3f, kNo)        // cmp
+      .Range(0x50, 0x57, kStack)     // push
+      .Range(0x58, 0x5f, kRegStack)  // pop
+      .Range(0x70, 0x7f, kNo)        // jcc
+      .Each({0x86, 0x87}, kRegRm)    // xchg
+      .Range(0xb0, 0xbf, kReg)       // mov
+      .Each({0x63, 0x69, 0x6b, 0x8a, 0x8b, 0x8d}, kReg)
+      .Each({0x68, 0x6a}, kStack)
+      .Each({0x80, 0x81, 0x83}, kGroup1)
+      .Each({0x84, 0x85, 0x90, 0xa8, 0xa9, 0xcc, 0xe9, 0xeb}, kNo)
+      .Each({0x88, 0x89, 0xc0, 0xc1, 0xc6, 0xc7, 0xd0, 0xd1, 0xd2, 0xd3, 0xfe},
+            kRm)
+      .Each({0xe8}, kCall)
+      .Each({0xf6, 0xf7}, kGroup3)
+      .Each({0xff}, kGroup5);
+}
+constexpr OpcodeTable kWritesOne = WritesOne();
+
+constexpr OpcodeTable kWrites0f =
+    OpcodeTable(kAny)
+        .Range(0x40, 0x4f, kReg)     // cmovcc
+        .Range(0x80, 0x8f, kNo)      // jcc
+        .Range(0x90, 0x9f, kRm)      // setcc
+        .Each({0xb0, 0xb1}, kRmRax)  // cmpxchg
+        .Each({0xc0, 0xc1}, kRegRm)  // xadd
+        .Each({0x05}, kKernel)
+        .Each({0x0b, 0x0d, 0x18, 0x1e, 0x1f, 0xa3}, kNo)
+        .Each({0x10, 0x11, 0x12, 0x13, 0x14, 0x16, 0x17, 0x28, 0x29, 0x2e,
+               0x2f, 0x54, 0x57, 0x58, 0x59, 0x5c, 0x60, 0x61, 0x62, 0x6c,
+               0x6e, 0x6f, 0x70, 0x7f, 0xc6, 0xd4, 0xd6, 0xdb, 0xeb, 0xef},
+              kNo)
+        .Each({0xaf, 0xb6, 0xb7, 0xbc, 0xbd, 0xbe, 0xbf}, kReg)
+        .Each({0xa4, 0xa5, 0xab, 0xac, 0xad, 0xb3, 0xba, 0xbb}, kRm);
+
 constexpr bool CallerSaved(int number) {
   // All but rbx, rsp, rbp and r12 to r15.
   return number != 3 && number != 4 && number != 5 && number < 12;
 }
 
-bool MayWriteOne(const Instruction& one, int number) {
-  const std::uint8_t op = one.opcode;
+// The groups in which modrm's reg says what the instruction is.
+bool GroupDoesWrite(std::uint8_t group, const Instruction& one, int number) {
   const bool rm = !one.memory && one.rm == number;
-  if (op < 0x40) {
-    const std::uint8_t low = op & 7;
-    if ((op & 0x38) == 0x38) return false;  // cmp
-    if (low < 2) return rm;
-    if (low < 4) return one.reg == number;
-    return number == 0;
-  }
-  if (op == 0x86 || op == 0x87) return rm || one.reg == number;          // xchg
-  if (op >= 0x50 && op < 0x58) return number == 4;                       // push
-  if (op >= 0x58 && op < 0x60) return one.reg == number || number == 4;  // pop
-  if (op >= 0x70 && op < 0x80) return false;                             // jcc
-  if (op >= 0xb0 && op < 0xc0) return one.reg == number;                 // mov
-  switch (op) {
-    case 0x63:
-    case 0x69:
-    case 0x6b:
-    case 0x8a:
-    case 0x8b:
-    case 0x8d:
-      return one.reg == number;
-    case 0x68:
-    case 0x6a:
-      return number == 4;
-    case 0x80:
-    case 0x81:
-    case 0x83:
+  switch (group) {
+    case kGroup1:
       return one.digit != 7 && rm;
-    case 0x84:
-    case 0x85:
-    case 0x90:
-    case 0xa8:
-    case 0xa9:
-    case 0xcc:
-    case 0xe9:
-    case 0xeb:
-      return false;
-    case 0x88:
-    case 0x89:
-    case 0xc0:
-    case 0xc1:
-    case 0xc6:
-    case 0xc7:
-    case 0xd0:
-    case 0xd1:
-    case 0xd2:
-    case 0xd3:
-    case 0xfe:
-      return rm;
-    case 0xe8:
-      return CallerSaved(number);
-    case 0xf6:
-    case 0xf7:
+    case kGroup3:
       if (one.digit < 2) return false;
       return one.digit < 4 ? rm : number == 0 || number == 2;
-    case 0xff:
+    default:
       if (one.digit < 2) return rm;
       return one.digit == 2 || one.digit == 3 ? CallerSaved(number)
                                               : number == 4;
-    default:
-      return true;
   }
 }
 
-bool MayWrite0f(const Instruction& one, int number) {
-  const std::uint8_t op = one.opcode;
+bool DoesWrite(std::uint8_t writes, const Instruction& one, int number) {
   const bool rm = !one.memory && one.rm == number;
-  if (op >= 0x80 && op < 0x90) return false;                     // jcc
-  if (op >= 0x90 && op < 0xa0) return rm;                        // setcc
-  if (op >= 0x40 && op < 0x50) return one.reg == number;         // cmovcc
-  if (op == 0xb0 || op == 0xb1) return rm || number == 0;        // cmpxchg
-  if (op == 0xc0 || op == 0xc1) return rm || one.reg == number;  // xadd
-  switch (op) {
-    case 0x05:
-      return number == 0 || number == 1 || number == 11;
-    case 0x0b:
-    case 0x0d:
-    case 0x18:
-    case 0x1e:
-    case 0x1f:
-    case 0xa3:
-      return false;
-    case 0x10:
-    case 0x11:
-    case 0x12:
-    case 0x13:
-    case 0x14:
-    case 0x16:
-    case 0x17:
-    case 0x28:
-    case 0x29:
-    case 0x2e:
-    case 0x2f:
-    case 0x54:
-    case 0x57:
-    case 0x58:
-    case 0x59:
-    case 0x5c:
-    case 0x6e:
-    case 0x6f:
-    case 0x7f:
-    case 0xd4:
-    case 0xd6:
-    case 0xef:
-    case 0xeb:
-    case 0xdb:
-    case 0x60:
-    case 0x61:
-    case 0x62:
-    case 0x6c:
-    case 0x70:
-    case 0xc6:
-      return false;
-    case 0xaf:
-    case 0xb6:
-    case 0xb7:
-    case 0xbe:
-    case 0xbf:
-    case 0xbc:
-    case 0xbd:
-      return one.reg == number;
-    case 0xa4:
-    case 0xa5:
-    case 0xab:
-    case 0xac:
-    case 0xad:
-    case 0xb3:
-    case 0xba:
-    case 0xbb:
-      return rm;
-    default:
+  const bool reg = one.reg == number;
+  switch (writes) {
+    case kAny:
       return true;
+    case kNo:
+      return false;
+    case kRm:
+      return rm;
+    case kReg:
+      return reg;
+    case kRegRm:
+      return rm || reg;
+    case kRax:
+      return number == 0;
+    case kRmRax:
+      return rm || number == 0;
+    case kStack:
+      return number == 4;
+    case kRegStack:
+      return reg || number == 4;
+    case kCall:
+      return CallerSaved(number);
+    case kKernel:
+      return number == 0 || number == 1 || number == 11;
+    default:
+      return GroupDoesWrite(writes, one, number);
   }
 }
 
@@ -477,8 +393,10 @@ bool EndsFlow(const Instruction& one) {
 }
 
 bool MayWrite(const Instruction& one, int number) {
-  if (one.map == Map::kOne) return MayWriteOne(one, number);
-  if (one.map == Map::k0f) return MayWrite0f(one, number);
+  if (one.map == Map::kOne) {
+    return DoesWrite(kWritesOne[one.opcode], one, number);
+  }
+  if (one.map == Map::k0f) return DoesWrite(kWrites0f[one.opcode], one, number);
   // Few of these instructions have a general register for their result.
   return true;
 }

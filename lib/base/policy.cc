@@ -144,107 +144,162 @@ bool IsDeviceList(Piece list) {
   return true;
 }
 
-bool ParseRule(Piece text, const char* program, const char* comm,
-               Rules* rules) {
-  Rule rule;
-  Piece devices{nullptr, nullptr};
-  bool fits = true;
-  bool of_streams = false;
-  Rules process;
-  while (!text.empty()) {
-    Piece value = text.Cut(',');
-    const Piece key = value.Cut('=');
-    std::uint64_t number = 0;
-    bool good = true;
-    if (key.Is("prog")) {
-      fits = fits && Fits(value, program, comm);
-    } else if (key.Is("dir")) {
-      of_streams = true;
-      good = value.Is("in") || value.Is("out");
-      rule.directions = value.Is("in") ? Rule::kIn : Rule::kOut;
-    } else if (key.Is("addr")) {
-      of_streams = true;
-      good = Prefix(value, &rule);
-    } else if (key.Is("port")) {
-      of_streams = true;
-      good = Ports(value, &rule);
-    } else if (key.Is("lanes")) {
-      good = Lanes(value, &rule);
-    } else if (key.Is("promote")) {
-      good = Promote(value, &rule);
-    } else if (key.Is("ack")) {
-      good = Number(value, kMostAckMs, &number) && number != 0;
-      rule.ack_ms = static_cast<std::uint16_t>(number);
-    } else if (key.Is("retries")) {
-      good = Number(value, kMostRetries, &number) && number != 0;
-      rule.retries = static_cast<std::uint8_t>(number);
-    } else if (key.Is("tclass")) {
-      good = Number(value, kMostTrafficClass, &number);
-      rule.traffic_class = static_cast<std::int16_t>(number);
-    } else if (key.Is("devices")) {
-      good = IsDeviceList(value);
-      devices = value;
-    } else if (key.Is("spin")) {
-      good = process.sets_spin = Number(value, ~std::uint32_t{0}, &number);
-      process.spin_us = static_cast<std::uint32_t>(number);
-    } else if (key.Is("qps")) {
-      good = process.sets_qps = Number(value, ~std::uint32_t{0}, &number);
-      process.max_qps = static_cast<std::uint32_t>(number);
-    } else if (key.Is("pinned")) {
-      good = process.sets_pinned =
-          Number(value, ~std::uint64_t{0} / 2, &number);
-      process.max_pinned = number;
-    } else if (key.Is("shared")) {
-      good = process.sets_shared =
-          Number(value, ~std::uint64_t{0} / 2, &number);
-      process.max_shared = number;
-    } else if (key.Is("ring")) {
-      good = process.sets_ring =
-          Number(value, ~std::uint64_t{0} / 2, &number) &&
-          number >= kLeastMaxRing;
-      process.max_ring = number;
-    } else {
-      return false;
+// Reads a setting of the process.
+template <class T>
+bool Setting(Piece value, std::uint64_t most, bool* sets, T* to) {
+  std::uint64_t number = 0;
+  *sets = Number(value, most, &number);
+  *to = static_cast<T>(number);
+  return *sets;
+}
+
+// Keeps a setting of the process that no earlier rule has made.
+template <class T>
+void Keep(bool given, T value, bool* sets, T* to) {
+  if (!given || *sets) return;
+  *sets = true;
+  *to = value;
+}
+
+// One rule, while it is read for a program of these names. Each function that
+// takes a pair of key and value returns false if it has no such key, or if the
+// value is malformed.
+class RuleReader {
+ public:
+  RuleReader(const char* program, const char* comm)
+      : program_(program), comm_(comm) {}
+
+  // Returns false if `text` is malformed.
+  bool Read(Piece text) {
+    while (!text.empty()) {
+      Piece value = text.Cut(',');
+      const Piece key = value.Cut('=');
+      if (!TakeProgram(key, value) && !TakeStreams(key, value) &&
+          !TakeLane(key, value) && !TakeProcess(key, value)) {
+        return false;
+      }
     }
-    if (!good) return false;
+    return !of_streams_ || !OfProcess();
   }
-  const bool of_process = process.sets_spin || process.sets_qps ||
-                          process.sets_pinned || process.sets_shared ||
-                          process.sets_ring;
-  if (of_process && of_streams) return false;
-  if (!fits) return true;
-  if (process.sets_spin && !rules->sets_spin) {
-    rules->sets_spin = true;
-    rules->spin_us = process.spin_us;
-  }
-  if (process.sets_qps && !rules->sets_qps) {
-    rules->sets_qps = true;
-    rules->max_qps = process.max_qps;
-  }
-  if (process.sets_pinned && !rules->sets_pinned) {
-    rules->sets_pinned = true;
-    rules->max_pinned = process.max_pinned;
-  }
-  if (process.sets_shared && !rules->sets_shared) {
-    rules->sets_shared = true;
-    rules->max_shared = process.max_shared;
-  }
-  if (process.sets_ring && !rules->sets_ring) {
-    rules->sets_ring = true;
-    rules->max_ring = process.max_ring;
-  }
-  if (devices.begin != nullptr) {
-    rule.devices = AddDevices(devices.begin, devices.end, rules);
-    if (rule.devices == 0) return false;
-  }
-  if (!rule.sets_lanes && rule.promote == Rule::Promote::kUnset &&
-      rule.ack_ms == 0 && rule.retries == 0 && rule.traffic_class < 0 &&
-      rule.devices == 0) {
+
+  // Adds the rule, if it is for this program. Returns false if there is no
+  // room.
+  bool AddTo(Rules* rules) {
+    if (!fits_) return true;
+    AddProcess(rules);
+    if (devices_.begin != nullptr) {
+      rule_.devices = AddDevices(devices_.begin, devices_.end, rules);
+      if (rule_.devices == 0) return false;
+    }
+    if (!OfLane()) return true;
+    if (rules->count == kMaxRules) return false;
+    rules->rules[rules->count++] = rule_;
     return true;
   }
-  if (rules->count == kMaxRules) return false;
-  rules->rules[rules->count++] = rule;
-  return true;
+
+ private:
+  bool TakeProgram(Piece key, Piece value) {
+    if (!key.Is("prog")) return false;
+    fits_ = fits_ && Fits(value, program_, comm_);
+    return true;
+  }
+
+  // Which streams the rule is for.
+  bool TakeStreams(Piece key, Piece value) {
+    if (key.Is("dir")) {
+      of_streams_ = true;
+      rule_.directions = value.Is("in") ? Rule::kIn : Rule::kOut;
+      return value.Is("in") || value.Is("out");
+    }
+    if (key.Is("addr")) {
+      of_streams_ = true;
+      return Prefix(value, &rule_);
+    }
+    if (!key.Is("port")) return false;
+    of_streams_ = true;
+    return Ports(value, &rule_);
+  }
+
+  // What lanes the streams have, and of what kind.
+  bool TakeLane(Piece key, Piece value) {
+    if (key.Is("lanes")) return Lanes(value, &rule_);
+    if (key.Is("promote")) return Promote(value, &rule_);
+    if (key.Is("devices")) {
+      devices_ = value;
+      return IsDeviceList(value);
+    }
+    std::uint64_t number = 0;
+    if (key.Is("ack")) {
+      if (!Number(value, kMostAckMs, &number)) return false;
+      rule_.ack_ms = static_cast<std::uint16_t>(number);
+      return number != 0;
+    }
+    if (key.Is("retries")) {
+      if (!Number(value, kMostRetries, &number)) return false;
+      rule_.retries = static_cast<std::uint8_t>(number);
+      return number != 0;
+    }
+    if (!key.Is("tclass")) return false;
+    if (!Number(value, kMostTrafficClass, &number)) return false;
+    rule_.traffic_class = static_cast<std::int16_t>(number);
+    return true;
+  }
+
+  bool TakeProcess(Piece key, Piece value) {
+    constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
+    constexpr std::uint64_t kMostBytes = ~std::uint64_t{0} / 2;
+    Rules& to = process_;
+    if (key.Is("spin")) {
+      return Setting(value, kMostNumber, &to.sets_spin, &to.spin_us);
+    }
+    if (key.Is("qps")) {
+      return Setting(value, kMostNumber, &to.sets_qps, &to.max_qps);
+    }
+    if (key.Is("pinned")) {
+      return Setting(value, kMostBytes, &to.sets_pinned, &to.max_pinned);
+    }
+    if (key.Is("shared")) {
+      return Setting(value, kMostBytes, &to.sets_shared, &to.max_shared);
+    }
+    return key.Is("ring") &&
+           Setting(value, kMostBytes, &to.sets_ring, &to.max_ring) &&
+           to.max_ring >= kLeastMaxRing;
+  }
+
+  bool OfProcess() const {
+    return process_.sets_spin || process_.sets_qps || process_.sets_pinned ||
+           process_.sets_shared || process_.sets_ring;
+  }
+  bool OfLane() const {
+    return rule_.sets_lanes || rule_.promote != Rule::Promote::kUnset ||
+           rule_.ack_ms != 0 || rule_.retries != 0 ||
+           rule_.traffic_class >= 0 || rule_.devices != 0;
+  }
+
+  void AddProcess(Rules* rules) const {
+    const Rules& is = process_;
+    Keep(is.sets_spin, is.spin_us, &rules->sets_spin, &rules->spin_us);
+    Keep(is.sets_qps, is.max_qps, &rules->sets_qps, &rules->max_qps);
+    Keep(is.sets_pinned, is.max_pinned, &rules->sets_pinned,
+         &rules->max_pinned);
+    Keep(is.sets_shared, is.max_shared, &rules->sets_shared,
+         &rules->max_shared);
+    Keep(is.sets_ring, is.max_ring, &rules->sets_ring, &rules->max_ring);
+  }
+
+  const char* const program_;
+  const char* const comm_;
+  Rule rule_;
+  Rules process_;  // settings of the process alone
+  Piece devices_{nullptr, nullptr};
+  bool fits_ = true;
+  bool of_streams_ = false;
+};
+
+bool ParseRule(Piece text, const char* program, const char* comm,
+               Rules* rules) {
+  RuleReader rule(program, comm);
+  return rule.Read(text) && rule.AddTo(rules);
 }
 
 bool HasPrefix(const std::uint8_t* address, const Rule& rule) {

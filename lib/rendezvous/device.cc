@@ -18,6 +18,12 @@ using boost::system::error_code;
 
 constexpr int kEventsPerTurn = 64;
 
+bool IsOfQp(ibv_event_type type) {
+  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR ||
+         type == IBV_EVENT_QP_ACCESS_ERR ||
+         type == IBV_EVENT_QP_LAST_WQE_REACHED;
+}
+
 }  // namespace
 
 bool ConnectBlocks(ibv_context* context) {
@@ -196,12 +202,7 @@ bool Device::OnAsync() {
     }
     // The QP of an event cannot be destroyed before the event is acknowledged.
     const std::uint32_t qp_num =
-        event.event_type == IBV_EVENT_QP_FATAL ||
-                event.event_type == IBV_EVENT_QP_REQ_ERR ||
-                event.event_type == IBV_EVENT_QP_ACCESS_ERR ||
-                event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED
-            ? event.element.qp->qp_num
-            : 0;
+        IsOfQp(event.event_type) ? event.element.qp->qp_num : 0;
     // Nor can the SRQ of this event.
     if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
       domain_->OnSrqLimit(event.element.srq);
@@ -210,45 +211,50 @@ bool Device::OnAsync() {
     RCSOCK_LOG(2, "asynchronous event %d", static_cast<int>(event.event_type));
     Rdma* rdma = core_->rdma();
     if (rdma == nullptr) return false;
-    switch (event.event_type) {
-      case IBV_EVENT_QP_FATAL:
-      case IBV_EVENT_QP_REQ_ERR:
-      case IBV_EVENT_QP_ACCESS_ERR:
-        rdma->LoseQp(context(), qp_num, base::Reason::kLaneError);
-        break;
-      case IBV_EVENT_QP_LAST_WQE_REACHED:
-        rdma->LastWqeReached(context(), qp_num);
-        break;
-      case IBV_EVENT_LID_CHANGE:
-        // The subnet manager has renamed the port.  The peers' QPs send to the
-        // old name, so their packets come here no more.
-      case IBV_EVENT_PORT_ERR:
-        rdma->LosePort(context(), event.element.port_num,
-                       base::Reason::kDeviceLost);
-        break;
-      case IBV_EVENT_GID_CHANGE:
-      case IBV_EVENT_PORT_ACTIVE:
-        // An address may have come, gone, or moved to another device: a bond
-        // without RoCE LAG fails over so.  A QP whose address has gone sends
-        // packets without an answer, until its retries end.  While the port was
-        // down, the kernel reported nothing.
-        rdma->AddressesMayHaveMoved();
-        break;
-      case IBV_EVENT_CQ_ERR:
-      case IBV_EVENT_SRQ_ERR:
-      case IBV_EVENT_DEVICE_FATAL:
-        Lose();
-        break;
-      default:
-        // SM_CHANGE and CLIENT_REREGISTER: another subnet manager asks for what
-        // clients have registered with it.  Lanes register nothing, and their
-        // QPs know their paths.  PKEY_CHANGE comes with every sweep of some
-        // subnet managers.  A lane that has lost its partition ends by its
-        // retries.
-        break;
-    }
+    OnEvent(event, qp_num, rdma);
   }
   return async_ != nullptr;
+}
+
+void Device::OnEvent(const ibv_async_event& event, std::uint32_t qp_num,
+                     Rdma* rdma) {
+  switch (event.event_type) {
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+      rdma->LoseQp(context(), qp_num, base::Reason::kLaneError);
+      break;
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+      rdma->LastWqeReached(context(), qp_num);
+      break;
+    case IBV_EVENT_LID_CHANGE:
+      // The subnet manager has renamed the port.  The peers' QPs send to the
+      // old name, so their packets come here no more.
+    case IBV_EVENT_PORT_ERR:
+      rdma->LosePort(context(), event.element.port_num,
+                     base::Reason::kDeviceLost);
+      break;
+    case IBV_EVENT_GID_CHANGE:
+    case IBV_EVENT_PORT_ACTIVE:
+      // An address may have come, gone, or moved to another device: a bond
+      // without RoCE LAG fails over so.  A QP whose address has gone sends
+      // packets without an answer, until its retries end.  While the port was
+      // down, the kernel reported nothing.
+      rdma->AddressesMayHaveMoved();
+      break;
+    case IBV_EVENT_CQ_ERR:
+    case IBV_EVENT_SRQ_ERR:
+    case IBV_EVENT_DEVICE_FATAL:
+      Lose();
+      break;
+    default:
+      // SM_CHANGE and CLIENT_REREGISTER: another subnet manager asks for what
+      // clients have registered with it.  Lanes register nothing, and their
+      // QPs know their paths.  PKEY_CHANGE comes with every sweep of some
+      // subnet managers.  A lane that has lost its partition ends by its
+      // retries.
+      break;
+  }
 }
 
 }  // namespace rcsock::rendezvous

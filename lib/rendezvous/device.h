@@ -12,6 +12,8 @@
 
 namespace rcsock::rendezvous {
 
+class Rdma;
+
 // One device that this process uses.  Owns the device's domain, the events of
 // its context, and an id bound to the device.  Without that id librdmacm may
 // close the context of a device that has gone, while the domain still uses it.
@@ -50,6 +52,9 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   static constexpr int kInVain = 3;
 
   void WaitAsync();
+  // Handles an event that has been acknowledged.  `qp_num`: its QP's, if it is
+  // about a QP.
+  void OnEvent(const ibv_async_event& event, std::uint32_t qp_num, Rdma* rdma);
   void Flush();
 
   Core* const core_;

@@ -158,7 +158,11 @@ class Rdma {
              (id->port_num == port || id->port_num == 0);
     }
   };
+  class AddressLook;
   Place PlaceOf(const Address& address, std::uint32_t scope);
+  // Moves this process's own listeners to where their addresses lead.
+  void MoveOwn(AddressLook* look);
+  bool MoveListener(std::unique_ptr<Listener>* listener);
   void WaitHeld();
   void OnHeldTimer();
   RdmaMeeting* Waiting(const Tuple& tuple);

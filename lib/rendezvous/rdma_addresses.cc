@@ -56,75 +56,103 @@ Rdma::Place Rdma::PlaceOf(const Address& address, std::uint32_t scope) {
   return {nullptr, 0, error.code != ENODEV && error.code != EADDRNOTAVAIL};
 }
 
-void Rdma::LookAtAddresses() {
-  std::map<std::pair<Address, std::uint32_t>, Place> places;
-  const auto place = [&](const Address& address, std::uint32_t scope) {
+// One look at all addresses. Asks for each address once.
+class Rdma::AddressLook {
+ public:
+  explicit AddressLook(Rdma* rdma) : rdma_(rdma) {}
+
+  Place At(const Address& address, std::uint32_t scope) {
     const auto key = std::pair(address, scope);
-    const auto known = places.find(key);
-    if (known != places.end()) return known->second;
-    return places[key] = PlaceOf(address, scope);
-  };
-  LoseIf(
-      [&](const rdma_cm_id* id) {
-        sockaddr_storage local;
-        std::memcpy(&local, &id->route.addr.src_storage, sizeof local);
-        Address address;
-        std::uint16_t port;
-        if (!Normalise(local, &address, &port)) return false;
-        const Place now = place(address, ScopeOf(local));
-        return !now.unknown && !now.Is(id);
-      },
-      base::Reason::kDeviceLost);
-  bool nowhere = false;
-  const auto must_move = [&](const Listener& listener) {
-    const Place now = place(listener.address(), listener.scope());
+    const auto known = places_.find(key);
+    if (known != places_.end()) return known->second;
+    return places_[key] = rdma_->PlaceOf(address, scope);
+  }
+  Place Of(const Listener& listener) {
+    return At(listener.address(), listener.scope());
+  }
+  // Returns true if the address of a lane has left the lane's device.
+  bool HasLeft(const rdma_cm_id* id) {
+    sockaddr_storage local;
+    std::memcpy(&local, &id->route.addr.src_storage, sizeof local);
+    Address address;
+    std::uint16_t port;
+    if (!Normalise(local, &address, &port)) return false;
+    const Place now = At(address, ScopeOf(local));
+    return !now.unknown && !now.Is(id);
+  }
+  // Returns true if the listener's address leads to another device.
+  bool MustMove(const Listener& listener) {
+    const Place now = Of(listener);
     if (now.context == nullptr) {
-      nowhere = true;
+      nowhere_ = true;
       return false;
     }
     return listener.stale() || !now.Is(listener.id());
-  };
-  for (auto it = own_.begin(); it != own_.end();) {
-    if (!must_move(*it->second)) {
-      ++it;
-      continue;
-    }
-    const std::uint16_t port = it->second->port();
-    const Address address = it->second->address();
-    const std::uint32_t scope = it->second->scope();
-    const bool iwarp = verbs::IsIwarp(it->second->context());
-    // The new listener can have the port only when the old one has gone.
-    it->second.reset();
-    verbs::Error error;
-    base::Reason why;
-    it->second = Listener::Make(this, nullptr, address, scope, port, &error);
-    if (it->second != nullptr && DeviceOf(it->second->id(), &why) != nullptr &&
-        verbs::IsIwarp(it->second->context()) == iwarp) {
-      RCSOCK_LOG(1, "RDMA port %u has moved with its address", port);
-      ++it;
-      continue;
-    }
-    // Peers have been told a port that is no more, or the services of this
-    // transport are elsewhere.  Streams that wait here look again.
-    if (it->second == nullptr) LogError(error);
-    CloseDirectories(it->first);
-    it = own_.erase(it);
   }
+  // Returns true if MustMove has seen an address that leads nowhere.
+  bool nowhere() const { return nowhere_; }
+
+ private:
+  Rdma* const rdma_;
+  std::map<std::pair<Address, std::uint32_t>, Place> places_;
+  bool nowhere_ = false;
+};
+
+void Rdma::LookAtAddresses() {
+  AddressLook look(this);
+  LoseIf([&](const rdma_cm_id* id) { return look.HasLeft(id); },
+         base::Reason::kDeviceLost);
+  MoveOwn(&look);
   for (const auto& [key, directory] : directories_) {
-    if (directory->owner() && must_move(*directory->listener())) {
+    if (directory->owner() && look.MustMove(*directory->listener())) {
       directory->ListenAnew();
     }
   }
-  if (!nowhere) return;
+  if (!look.nowhere()) return;
   if (++address_looks_ < kMostLooks) {
     return WaitToLook(kSettle * (1 << address_looks_));
   }
   // The next stream that waits at such an address looks once more.
   for (const auto& [key, listener] : own_) {
-    if (place(listener->address(), listener->scope()).context == nullptr) {
-      listener->SetStale();
-    }
+    if (look.Of(*listener).context == nullptr) listener->SetStale();
   }
+}
+
+void Rdma::MoveOwn(AddressLook* look) {
+  for (auto it = own_.begin(); it != own_.end();) {
+    if (!look->MustMove(*it->second) || MoveListener(&it->second)) {
+      ++it;
+      continue;
+    }
+    // Peers have been told a port that is no more, or the services of this
+    // transport are elsewhere.  Streams that wait here look again.
+    CloseDirectories(it->first);
+    it = own_.erase(it);
+  }
+}
+
+// Listens where the address leads now, at the port that peers know.  Returns
+// false if that port is not to be had, or if the device has another transport.
+bool Rdma::MoveListener(std::unique_ptr<Listener>* listener) {
+  const std::uint16_t port = (*listener)->port();
+  const Address address = (*listener)->address();
+  const std::uint32_t scope = (*listener)->scope();
+  const bool iwarp = verbs::IsIwarp((*listener)->context());
+  // The new listener can have the port only when the old one has gone.
+  listener->reset();
+  verbs::Error error;
+  *listener = Listener::Make(this, nullptr, address, scope, port, &error);
+  if (*listener == nullptr) {
+    LogError(error);
+    return false;
+  }
+  base::Reason why;
+  if (DeviceOf((*listener)->id(), &why) == nullptr ||
+      verbs::IsIwarp((*listener)->context()) != iwarp) {
+    return false;
+  }
+  RCSOCK_LOG(1, "RDMA port %u has moved with its address", port);
+  return true;
 }
 
 }  // namespace rcsock::rendezvous

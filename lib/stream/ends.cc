@@ -309,61 +309,13 @@ bool Stream::PeerIsDead() const {
 }
 
 void Stream::PeerDied(int error) {
-  // P never ends in order with staged bytes: it flushes them raw first. So if
-  // TCP ends exactly where they begin, P died staging.
-  const std::uint64_t start = rx_x_;
-  const bool raw_tx = tx_ == Tx::kRaw;
-  const bool was_raw = rx_ == Rx::kRaw;
-  // A reset before the lane was there is the connection's, not the process's.
-  const bool never = error != 0 && raw_tx && rx_ == Rx::kRaw && !used_;
-  FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
-  if (failed_) return;
-  const bool left = MayHaveLeft();
-  if (!limbo_.empty() && (returns_ || InOff() == start) && Trusted()) {
-    if (!stash_.Append(limbo_.data(), limbo_.size())) {
-      return Fail(base::Reason::kNoMemory);
-    }
-  }
-  if (left) TakeLeft();
-  if (!failed_ && pfin_known_ && rx_off() + stash_.size() > pfin_) {
-    Fail(base::Reason::kProtocol);
-  }
-  if (failed_) return;
-  eof_ = true;
-  // TCP would say ECONNRESET if bytes of ours were left unread. If none were,
-  // the anchor's reset may only mean that the peer exited with a frame of ours
-  // unread. The reset is the application's in two cases. The peer has said so;
-  // or no such frame can exist: the peer has taken lane bytes, so it has read
-  // our COMMIT or GOT, and no FIN, ACK or LANE_DOWN is under way. An error of
-  // the network is always the application's, and so is an end that the peer has
-  // named and that was not reached.
-  const bool short_of_end = pfin_known_ && rx_off() + stash_.size() < pfin_;
   const bool tcp_reset = error != 0;
-  const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
-  if (!raw_tx && lane_ != nullptr) {
-    // The peer's ACK covers all bytes, too. So do the bytes that it has named
-    // as landed after it has closed: the last credit may have died with its
-    // device.
-    const std::uint64_t acked = fin_acked_ ? tx_off()
-                                : pclosed_ ? std::max(AckedOff(), probe_landed_)
-                                           : AckedOff();
-    if (acked < tx_off()) {
-      if (by_reset) error = ECONNRESET;
-    } else if (by_reset && !peer_resets_ &&
-               (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_)) {
-      error = 0;
-    }
-  } else if (raw_tx && by_reset && rx_ == Rx::kFrames && tx_off() == x_ &&
-             !peer_resets_) {
-    // On the way back to TCP: no byte of the application's is behind our RAW. A
-    // peer that has not said RAW itself may have left our RAW unread.
-    error = 0;
-  } else if (raw_tx && by_reset && was_raw && lane_down_seen_ &&
-             lane_ != nullptr && lane_->Outlives() && tx_off() == x_ &&
-             !peer_resets_ && lane_->PeerLeft() == lane::Lane::Left::kNot) {
-    // The peer has said RAW, and was killed before it had read ours.
-    error = 0;
-  }
+  const bool raw_tx = tx_ == Tx::kRaw;
+  const bool raw_rx = rx_ == Rx::kRaw;
+  if (!TakeLastBytes(tcp_reset)) return;
+  eof_ = true;
+  error = ErrorOfEnd(error, raw_tx, raw_rx);
+  const bool short_of_end = pfin_known_ && rx_off() + stash_.size() < pfin_;
   if (short_of_end && (error == 0 || error == EPIPE)) error = ECONNRESET;
   if (error != 0 && so_error_ == 0) {
     so_error_ = pfin_known_ && !short_of_end ? EPIPE : error;
@@ -378,6 +330,67 @@ void Stream::PeerDied(int error) {
   LetGo();
   hs_have_ = 0;
   Emit(kTimerOff | kRxReady | kTxReady);
+}
+
+// Freezes the lane, and takes all that the peer has left there. Returns false
+// if the stream has failed.
+bool Stream::TakeLastBytes(bool tcp_reset) {
+  // P never ends in order with staged bytes: it flushes them raw first. So if
+  // TCP ends exactly where they begin, P died staging.
+  const std::uint64_t start = rx_x_;
+  // A reset before the lane was there is the connection's, not the process's.
+  const bool never = tcp_reset && tx_ == Tx::kRaw && rx_ == Rx::kRaw && !used_;
+  FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
+  if (failed_) return false;
+  const bool left = MayHaveLeft();
+  if (!limbo_.empty() && (returns_ || InOff() == start) && Trusted()) {
+    if (!stash_.Append(limbo_.data(), limbo_.size())) {
+      Fail(base::Reason::kNoMemory);
+      return false;
+    }
+  }
+  if (left) TakeLeft();
+  if (!failed_ && pfin_known_ && rx_off() + stash_.size() > pfin_) {
+    Fail(base::Reason::kProtocol);
+  }
+  return !failed_;
+}
+
+// Returns the error that the end of TCP means to the application, where TCP has
+// said `error`. `raw_tx` and `raw_rx`: so the stream was before the lane was
+// frozen.
+//
+// TCP would say ECONNRESET if bytes of ours were left unread. If none were, the
+// anchor's reset may only mean that the peer exited with a frame of ours
+// unread. The reset is the application's in two cases. The peer has said so; or
+// no such frame can exist: the peer has taken lane bytes, so it has read our
+// COMMIT or GOT, and no FIN, ACK or LANE_DOWN is under way. An error of the
+// network is always the application's, and so is an end that the peer has named
+// and that was not reached.
+int Stream::ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const {
+  if (error != 0 && error != ECONNRESET && error != EPIPE) return error;
+  if (!raw_tx && lane_ != nullptr) {
+    // The peer's ACK covers all bytes, too. So do the bytes that it has named
+    // as landed after it has closed: the last credit may have died with its
+    // device.
+    const std::uint64_t acked = fin_acked_ ? tx_off()
+                                : pclosed_ ? std::max(AckedOff(), probe_landed_)
+                                           : AckedOff();
+    if (acked < tx_off()) return ECONNRESET;
+    const bool frame_unread =
+        tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_;
+    return frame_unread && !peer_resets_ ? 0 : error;
+  }
+  if (!raw_tx || tx_off() != x_ || peer_resets_) return error;
+  // On the way back to TCP: no byte of the application's is behind our RAW. A
+  // peer that has not said RAW itself may have left our RAW unread.
+  if (rx_ == Rx::kFrames) return 0;
+  // The peer has said RAW, and was killed before it had read ours.
+  if (raw_rx && lane_down_seen_ && lane_ != nullptr && lane_->Outlives() &&
+      lane_->PeerLeft() == lane::Lane::Left::kNot) {
+    return 0;
+  }
+  return error;
 }
 
 // The peer broke the rules, or memory ran out where bytes would be lost: the

@@ -206,68 +206,60 @@ std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
 ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
                          bool peek) {
   if (total == 0) return 0;
-  ssize_t result = -EAGAIN;
-  // A round that finds nothing reads TCP. What that brings, such as a frame or
+  std::optional<ssize_t> result;
+  // A look that finds nothing reads TCP. What that brings, such as a frame or
   // the end, can make bytes readable only a few times.
-  for (int round = 0; round < 4; ++round) {
-    std::size_t got = TakeBuffered(iov, count, total, peek);
-    if (base::TakeFault()) {
-      result = got != 0 ? static_cast<ssize_t>(got) : -EFAULT;
-      break;
-    }
-    if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
-        !failed_) {
-      // What the kernel has goes along, as if both were one queue: a reader may
-      // take a short answer for the end of what there is.
-      got += RecvRest(iov, count, got, peek);
-    }
-    if (got != 0) {
-      result = static_cast<ssize_t>(got);
-      break;
-    }
-    // Behind the peer's FIN there is only the end, whatever came after. EPIPE
-    // is a reset after the peer's end. The writer gets it by write, SO_ERROR
-    // and poll; a reader does not.
-    const bool past_fin =
-        pfin_known_ ? rx_off() == pfin_ : eof_ && so_error_ == EPIPE;
-    if (so_error_ != 0 && !past_fin) {
-      // What came before the error is still there.
-      ssize_t n = 0;
-      if (rx_ == Rx::kRaw && !accept_ && !eof_ && DropAhead()) {
-        n = RecvRaw(iov, count, peek);
-      }
-      result = n > 0 ? n : -TakeError();
-      break;
-    }
-    if (AtEof()) {
-      result = 0;
-      break;
-    }
-    if (accept_ || eof_) break;  // frames are Progress's business
-    if (rx_ == Rx::kRaw && ahead_ != 0) {
-      if (!DropAhead() && !eof_ && !failed_) break;
-      continue;
-    }
-    if (rx_ == Rx::kRaw) {
-      ssize_t n = RecvRaw(iov, count, peek);
-      if (n > 0) {
-        result = n;
-        break;
-      }
-      // A fault is the caller's, and no end of the connection.
-      if (n == -EAGAIN || n == -EINTR || n == -EFAULT) {
-        result = n;
-        break;
-      }
-      OnTcpEnd(n == 0 ? 0 : static_cast<int>(-n));
-      continue;
-    }
-    Rx before = rx_;
-    PumpTcp();
-    if (stash_.empty() && rx_ == before && !eof_ && !accept_) break;
+  for (int look = 0; look < 4 && !result; ++look) {
+    result = ReadOnce(iov, count, total, peek);
   }
   Settle();
-  return result;
+  return result.value_or(-EAGAIN);
+}
+
+std::optional<ssize_t> Stream::ReadOnce(const iovec* iov, int count,
+                                        std::size_t total, bool peek) {
+  std::size_t got = TakeBuffered(iov, count, total, peek);
+  if (base::TakeFault()) return got != 0 ? static_cast<ssize_t>(got) : -EFAULT;
+  if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
+      !failed_) {
+    // What the kernel has goes along, as if both were one queue: a reader may
+    // take a short answer for the end of what there is.
+    got += RecvRest(iov, count, got, peek);
+  }
+  if (got != 0) return static_cast<ssize_t>(got);
+  // Behind the peer's FIN there is only the end, whatever came after. EPIPE is
+  // a reset after the peer's end. The writer gets it by write, SO_ERROR and
+  // poll; a reader does not.
+  const bool past_fin =
+      pfin_known_ ? rx_off() == pfin_ : eof_ && so_error_ == EPIPE;
+  if (so_error_ != 0 && !past_fin) {
+    // What came before the error is still there.
+    ssize_t n = 0;
+    if (rx_ == Rx::kRaw && !accept_ && !eof_ && DropAhead()) {
+      n = RecvRaw(iov, count, peek);
+    }
+    return n > 0 ? n : -TakeError();
+  }
+  if (AtEof()) return 0;
+  if (accept_ || eof_) return -EAGAIN;  // frames are Progress's business
+  if (rx_ == Rx::kRaw) return ReadKernel(iov, count, peek);
+  const Rx before = rx_;
+  PumpTcp();
+  if (stash_.empty() && rx_ == before && !eof_ && !accept_) return -EAGAIN;
+  return std::nullopt;
+}
+
+std::optional<ssize_t> Stream::ReadKernel(const iovec* iov, int count,
+                                          bool peek) {
+  if (ahead_ != 0) {
+    if (!DropAhead() && !eof_ && !failed_) return -EAGAIN;
+    return std::nullopt;
+  }
+  const ssize_t n = RecvRaw(iov, count, peek);
+  // A fault is the caller's, and no end of the connection.
+  if (n > 0 || n == -EAGAIN || n == -EINTR || n == -EFAULT) return n;
+  OnTcpEnd(n == 0 ? 0 : static_cast<int>(-n));
+  return std::nullopt;
 }
 
 bool Stream::AtEof() const {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 
 #include "lib/base/guard.h"
 #include "lib/base/reason.h"
@@ -326,6 +327,11 @@ class Stream {
   // The application's calls (stream.cc).
   ssize_t WriteSlow(const iovec* iov, int count, std::size_t total);
   ssize_t ReadSlow(const iovec* iov, int count, std::size_t total, bool peek);
+  // One look at all that there is to read. Returns nothing if another look may
+  // find more, because TCP has brought a frame or the end.
+  std::optional<ssize_t> ReadOnce(const iovec* iov, int count,
+                                  std::size_t total, bool peek);
+  std::optional<ssize_t> ReadKernel(const iovec* iov, int count, bool peek);
   ssize_t WriteNow(const iovec* iov, int count, std::size_t total);
   ssize_t StageOrPost(const iovec* iov, int count, std::size_t total);
   // Limits the copy of what is staged while in PROP.
@@ -353,6 +359,8 @@ class Stream {
   void TakeCtl();
   void OnCtl(const Ctl& ctl);
   void OnFrame();
+  void OnRaw(std::uint64_t offset);
+  void OnFin(std::uint64_t offset, std::uint8_t flags);
   const Nonce& ConnectorNonce() const;
   const Nonce& AcceptorNonce() const;
 
@@ -401,6 +409,8 @@ class Stream {
   bool PeerIsDead() const;
   void OnTcpEnd(int error);
   void PeerDied(int error);
+  bool TakeLastBytes(bool tcp_reset);
+  int ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const;
   bool MayHaveLeft() const;
   void TakeLeft();
   void Fail(base::Reason reason);

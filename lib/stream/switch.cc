@@ -117,30 +117,9 @@ void Stream::OnFrame() {
       if (lane_down_seen_) return Fail(base::Reason::kProtocol);
       return OnLaneDown(frame.offset, frame.flags);
     case FrameKind::kRaw:
-      // Rule 14. A peer that goes raw from an offset where we did not stop has
-      // lost bytes, or repeats them.
-      if (!lane_down_seen_ || frame.offset != InOff()) {
-        return Fail(base::Reason::kProtocol);
-      }
-      rx_ = Rx::kRaw;
-      accept_ = false;
-      if (ahead_ == 0) KeepReturns();
-      waiting_ = Waiting::kNothing;
-      Emit(awaits_raw_ ? kRxReady | kTxReady : kRxReady);
-      awaits_raw_ = false;
-      return;
+      return OnRaw(frame.offset);
     case FrameKind::kFin:
-      if (fin_seen_ || frame.offset < InOff() + ahead_ ||
-          (pfin_known_ && pfin_ != frame.offset)) {
-        return Fail(base::Reason::kProtocol);
-      }
-      fin_seen_ = true;
-      pclosed_ = (frame.flags & kFrameClosed) != 0;
-      if (pfin_known_) return;
-      pfin_known_ = true;
-      pfin_ = frame.offset;
-      Emit(kRxReady);
-      return;
+      return OnFin(frame.offset, frame.flags);
     case FrameKind::kAck:
       // A peer says it once.
       if (!fin_sent_ || fin_acked_ || frame.offset != tx_off()) {
@@ -164,6 +143,33 @@ void Stream::OnFrame() {
       peer_resets_ = true;
       return;
   }
+}
+
+// Rule 14. A peer that goes raw from an offset where we did not stop has lost
+// bytes, or repeats them.
+void Stream::OnRaw(std::uint64_t offset) {
+  if (!lane_down_seen_ || offset != InOff()) {
+    return Fail(base::Reason::kProtocol);
+  }
+  rx_ = Rx::kRaw;
+  accept_ = false;
+  if (ahead_ == 0) KeepReturns();
+  waiting_ = Waiting::kNothing;
+  Emit(awaits_raw_ ? kRxReady | kTxReady : kRxReady);
+  awaits_raw_ = false;
+}
+
+void Stream::OnFin(std::uint64_t offset, std::uint8_t flags) {
+  if (fin_seen_ || offset < InOff() + ahead_ ||
+      (pfin_known_ && pfin_ != offset)) {
+    return Fail(base::Reason::kProtocol);
+  }
+  fin_seen_ = true;
+  pclosed_ = (flags & kFrameClosed) != 0;
+  if (pfin_known_) return;
+  pfin_known_ = true;
+  pfin_ = offset;
+  Emit(kRxReady);
 }
 
 }  // namespace rcsock::stream

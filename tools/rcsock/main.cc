@@ -68,6 +68,66 @@ std::string Words(const CLI::App& app, const CLI::ParseError& error) {
   return error.what();
 }
 
+void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
+  CLI::App* run =
+      app->add_subcommand("run",
+                          "Run a command with its TCP connections on "
+                          "lanes");
+  run->footer(kRunFooter);
+  run->add_option("--lanes", options->lanes,
+                  "auto: the best lane there is (default)\n"
+                  "shm: shared memory only\n"
+                  "rdma: RDMA only\n"
+                  "tcp: none")
+      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}))
+      ->type_name("LANES");
+  run->add_option("--peers", options->peers,
+                  "Users, with commas between, whose processes on this host\n"
+                  "are as good as our own: shared memory with them, too")
+      ->type_name("USERS");
+  run->add_option("--config", options->config,
+                  "A configuration file (see rcsock-run(1)), instead of\n"
+                  "~/.config/rcsock.conf and /etc/rcsock.conf")
+      ->type_name("FILE")
+      ->excludes(run->add_flag("--no-config", options->no_config,
+                               "No configuration file at all"));
+  run->add_option("--stats", options->stats,
+                  "Each process writes its counters here (JSON) when it\n"
+                  "exits or SIGHUP, SIGINT or SIGTERM ends it; %p stands\n"
+                  "for its pid")
+      ->type_name("FILE");
+  run->add_option("--log", options->log,
+                  "On stderr, 1: promotions, demotions, failures, and why\n"
+                  "there is no lane; 2: every step")
+      ->check(CLI::Range(0, 2))
+      ->type_name("N");
+  run->add_option("--log-file", options->log_file,
+                  "The same at the end of this file (--log 1, unless given);\n"
+                  "%p stands for the pid of each process")
+      ->type_name("FILE");
+  run->add_option("command", options->command, "The command and its arguments")
+      ->required()
+      ->type_name("");
+  // Options after the command are the command's, with or without `--`.
+  run->positionals_at_end();
+}
+
+// Says what is wrong with the words of a call, or prints the help that they ask
+// for.  Returns the exit status.
+int EndUnparsed(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) {
+    app.exit(error);
+    if (std::cout.flush()) return 0;
+    std::cerr << "rcsock: cannot write: " << std::strerror(errno) << "\n";
+    return 1;
+  }
+  const auto used = app.get_subcommands();
+  std::cerr << "rcsock: " << Words(app, error) << " (see `rcsock "
+            << (used.empty() ? "" : used.front()->get_name() + " ")
+            << "--help`)\n";
+  return 2;
+}
+
 int Main(int argc, char** argv) {
   // `rcsock doctor` starts this command.
   if (argc > 1 && std::string(argv[1]) == "doctor-probe") {
@@ -79,47 +139,7 @@ int Main(int argc, char** argv) {
   app.footer("\n`rcsock run --help` has examples.");
 
   rcsock::tools::RunOptions options;
-  CLI::App* run =
-      app.add_subcommand("run",
-                         "Run a command with its TCP connections on "
-                         "lanes");
-  run->footer(kRunFooter);
-  run->add_option("--lanes", options.lanes,
-                  "auto: the best lane there is (default)\n"
-                  "shm: shared memory only\n"
-                  "rdma: RDMA only\n"
-                  "tcp: none")
-      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}))
-      ->type_name("LANES");
-  run->add_option("--peers", options.peers,
-                  "Users, with commas between, whose processes on this host\n"
-                  "are as good as our own: shared memory with them, too")
-      ->type_name("USERS");
-  run->add_option("--config", options.config,
-                  "A configuration file (see rcsock-run(1)), instead of\n"
-                  "~/.config/rcsock.conf and /etc/rcsock.conf")
-      ->type_name("FILE")
-      ->excludes(run->add_flag("--no-config", options.no_config,
-                               "No configuration file at all"));
-  run->add_option("--stats", options.stats,
-                  "Each process writes its counters here (JSON) when it\n"
-                  "exits or SIGHUP, SIGINT or SIGTERM ends it; %p stands\n"
-                  "for its pid")
-      ->type_name("FILE");
-  run->add_option("--log", options.log,
-                  "On stderr, 1: promotions, demotions, failures, and why\n"
-                  "there is no lane; 2: every step")
-      ->check(CLI::Range(0, 2))
-      ->type_name("N");
-  run->add_option("--log-file", options.log_file,
-                  "The same at the end of this file (--log 1, unless given);\n"
-                  "%p stands for the pid of each process")
-      ->type_name("FILE");
-  run->add_option("command", options.command, "The command and its arguments")
-      ->required()
-      ->type_name("");
-  // Options after the command are the command's, with or without `--`.
-  run->positionals_at_end();
+  AddRun(&app, &options);
 
   rcsock::tools::StatOptions stat_options;
   const CLI::App* stat = rcsock::tools::AddStat(&app, &stat_options);
@@ -140,17 +160,7 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) {
-      app.exit(error);
-      if (std::cout.flush()) return 0;
-      std::cerr << "rcsock: cannot write: " << std::strerror(errno) << "\n";
-      return 1;
-    }
-    const auto used = app.get_subcommands();
-    std::cerr << "rcsock: " << Words(app, error) << " (see `rcsock "
-              << (used.empty() ? "" : used.front()->get_name() + " ")
-              << "--help`)\n";
-    return 2;
+    return EndUnparsed(app, error);
   }
   int status = 0;
   if (perf.Run(&status)) return status;

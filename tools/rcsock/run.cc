@@ -191,20 +191,16 @@ std::string SetPath(const char* variable, const std::string& option,
   return "";
 }
 
-}  // namespace
-
-int Run(const RunOptions& options) {
-  const std::string library = FindLibrary();
-  if (library.empty()) return 1;
-
+// Sets the variables that the options give. Returns what is wrong with them.
+std::string SetVariables(const RunOptions& options) {
   if (options.config && (options.config->empty() || *options.config == "--")) {
-    return Fail(kUsage, "--config: the name of a file is missing");
+    return "--config: the name of a file is missing";
   }
   if (const std::string bad =
           SetPath("RCSOCK_STATS", "--stats", options.stats) +
           SetPath("RCSOCK_LOG_FILE", "--log-file", options.log_file);
       !bad.empty()) {
-    return Fail(kUsage, bad);
+    return bad;
   }
   if (options.lanes) ::setenv("RCSOCK_LANES", options.lanes->c_str(), 1);
   if (options.log) {
@@ -212,15 +208,18 @@ int Run(const RunOptions& options) {
   } else if (options.log_file) {
     ::setenv("RCSOCK_LOG", "1", 0);  // else the log file would stay empty
   }
-
   if (options.peers) {
     std::string uids;
     if (const std::string bad = Uids(*options.peers, &uids); !bad.empty()) {
-      return Fail(kUsage, "--peers: " + bad);
+      return "--peers: " + bad;
     }
     ::setenv("RCSOCK_PEERS", uids.c_str(), 1);
   }
+  return "";
+}
 
+// Takes the rules of the configuration. Warns if there will be no lane.
+void SetRules(const RunOptions& options) {
   if (options.no_config) {
     ::unsetenv("RCSOCK_RULES");
   } else if (const Policy policy = ApplyConfig(options.config);
@@ -228,7 +227,6 @@ int Run(const RunOptions& options) {
     // The command runs, whatever is wrong with its configuration.
     std::cerr << "rcsock: " << policy.error << ": running over plain TCP\n";
   }
-
   // A user who allows RDMA alone would otherwise learn only from counters that
   // no stream has left TCP.
   if (Environment("RCSOCK_LANES") == "rdma" && !verbs::AnyDevice()) {
@@ -236,25 +234,41 @@ int Run(const RunOptions& options) {
                  "is allowed (RCSOCK_LANES=rdma): it runs over plain TCP; "
                  "rcsock doctor says more\n";
   }
+}
 
-  const std::string& command = options.command.front();
-  const std::string path = FindProgram(command);
-  const std::string loader = path.empty() ? "" : OtherLoader(path);
+// Warns if the program at `path` will not have the preload. Returns false if
+// its loader is not glibc's, so that it must not get the preload.
+bool TakesPreload(const std::string& path) {
+  if (path.empty()) return true;
+  const std::string loader = OtherLoader(path);
   if (!loader.empty()) {
     std::cerr << "rcsock: warning: " << path << " is loaded by " << loader
               << ", not by glibc's loader: it runs without the preload, over "
                  "plain TCP\n";
-  } else if (!path.empty()) {
-    const std::string why = WhyNotPreloadable(path);
-    if (!why.empty()) {
-      std::cerr << "rcsock: warning: " << path << " " << why
-                << ": the loader ignores the preload, and it runs over plain "
-                   "TCP\n";
-    }
+    return false;
   }
+  const std::string why = WhyNotPreloadable(path);
+  if (!why.empty()) {
+    std::cerr << "rcsock: warning: " << path << " " << why
+              << ": the loader ignores the preload, and it runs over plain "
+                 "TCP\n";
+  }
+  return true;
+}
 
+}  // namespace
+
+int Run(const RunOptions& options) {
+  const std::string library = FindLibrary();
+  if (library.empty()) return 1;
+  if (const std::string bad = SetVariables(options); !bad.empty()) {
+    return Fail(kUsage, bad);
+  }
+  SetRules(options);
+  const std::string& command = options.command.front();
+  const std::string path = FindProgram(command);
   const std::string preload =
-      PreloadList(loader.empty() ? library : "", Environment("LD_PRELOAD"));
+      PreloadList(TakesPreload(path) ? library : "", Environment("LD_PRELOAD"));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
 
   std::vector<char*> argv;

@@ -210,40 +210,13 @@ bool Channel::TakeRecord() {
       data_left_ = record.length;
       return true;
     case kMap:
-      if (record.length != 0 || record.extent == 0 ||
-          record.offset + record.extent < record.offset ||
-          remotes_.size() >= static_cast<std::size_t>(iomap_size())) {
-        return false;
-      }
-      remotes_.push_back(
-          {record.offset, record.extent, record.address, record.valid, {}, 0});
-      return true;
+      return TakeMap(record);
     case kUnmap:
       std::erase_if(remotes_,
                     [&](const Remote& r) { return r.offset == record.offset; });
       return record.length == 0;
-    case kWrite: {
-      if (record.length == 0 || record.length > kMostPayload) return false;
-      write_to_ = nullptr;
-      write_left_ = record.length;
-      // A device has placed it already, and the program may have changed it
-      // since. The lane has been left, or this record would not have come:
-      // nothing counts any more.
-      if (record.extent != 0 && counter_ != nullptr &&
-          record.extent <= std::atomic_ref(*counter_).load()) {
-        return true;
-      }
-      for (const Local& local : locals_) {
-        if (record.offset >= local.offset &&
-            record.offset - local.offset <= local.length &&
-            record.length <= local.length - (record.offset - local.offset)) {
-          write_to_ = static_cast<unsigned char*>(local.buffer) +
-                      (record.offset - local.offset);
-          return true;
-        }
-      }
-      return true;  // unmapped while the record was under way
-    }
+    case kWrite:
+      return TakeWrite(record);
     case kAsk:
       // All that came before it is in its place by now.
       record.type = kTaken;
@@ -254,23 +227,63 @@ bool Channel::TakeRecord() {
     case kWantKey:
       return GiveKey(record.offset) <= kMostOwed && record.length == 0;
     case kKey:
-      for (Remote& remote : remotes_) {
-        if (remote.offset != record.offset) continue;
-        if (remote.length != record.extent) return false;
-        remote.exposed = {record.address, record.extent,
-                          static_cast<std::uint32_t>(record.valid >> 32),
-                          static_cast<std::uint32_t>(record.valid)};
-      }
-      return record.length == 0;
+      return TakeKey(record);
     case kCounter:
       if (record.extent != sizeof *counter_) return false;
-      peer_counter_ = {record.address, record.extent,
-                       static_cast<std::uint32_t>(record.valid >> 32),
-                       static_cast<std::uint32_t>(record.valid)};
+      peer_counter_ = ExposureOf(record);
       return record.length == 0;
     default:
       return false;
   }
+}
+
+bool Channel::TakeMap(const Record& record) {
+  if (record.length != 0 || record.extent == 0 ||
+      record.offset + record.extent < record.offset ||
+      remotes_.size() >= static_cast<std::size_t>(iomap_size())) {
+    return false;
+  }
+  remotes_.push_back(
+      {record.offset, record.extent, record.address, record.valid, {}, 0});
+  return true;
+}
+
+bool Channel::TakeWrite(const Record& record) {
+  if (record.length == 0 || record.length > kMostPayload) return false;
+  write_to_ = nullptr;
+  write_left_ = record.length;
+  // A device has placed it already, and the program may have changed it since.
+  // The lane has been left, or this record would not have come: nothing counts
+  // any more.
+  if (record.extent != 0 && counter_ != nullptr &&
+      record.extent <= std::atomic_ref(*counter_).load()) {
+    return true;
+  }
+  for (const Local& local : locals_) {
+    if (record.offset >= local.offset &&
+        record.offset - local.offset <= local.length &&
+        record.length <= local.length - (record.offset - local.offset)) {
+      write_to_ = static_cast<unsigned char*>(local.buffer) +
+                  (record.offset - local.offset);
+      return true;
+    }
+  }
+  return true;  // unmapped while the record was under way
+}
+
+bool Channel::TakeKey(const Record& record) {
+  for (Remote& remote : remotes_) {
+    if (remote.offset != record.offset) continue;
+    if (remote.length != record.extent) return false;
+    remote.exposed = ExposureOf(record);
+  }
+  return record.length == 0;
+}
+
+rcs_exposure Channel::ExposureOf(const Record& record) {
+  return {record.address, record.extent,
+          static_cast<std::uint32_t>(record.valid >> 32),
+          static_cast<std::uint32_t>(record.valid)};
 }
 
 // Puts the record behind what is owed already.

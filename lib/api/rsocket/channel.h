@@ -131,7 +131,12 @@ class Channel {
 
   void SendHello() RC_REQUIRES(rx_);
   void TakeHello(const Hello& hello) RC_REQUIRES(rx_);
+  // These return false if the peer must not have sent the record.
   bool TakeRecord() RC_REQUIRES(rx_);
+  bool TakeMap(const Record& record) RC_REQUIRES(rx_);
+  bool TakeWrite(const Record& record) RC_REQUIRES(rx_);
+  bool TakeKey(const Record& record) RC_REQUIRES(rx_);
+  static rcs_exposure ExposureOf(const Record& record);
   void ProgressLatched() RC_REQUIRES(rx_);
   bool FlushLatched() RC_REQUIRES(tx_);
   // Returns how many bytes of payload it took; the rest of the record is owed.

@@ -11,6 +11,7 @@
 
 #include "lib/base/config.h"
 #include "lib/base/internal.h"
+#include "lib/lane/rdma/deferred.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/qp_lane.h"
@@ -158,6 +159,14 @@ class DeviceDomain final : public Domain {
   bool OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
                    verbs::Error* error);
 
+  // The steps of CreateLane. Each returns false and sets *why if it fails. The
+  // caller gives back what the lane had by then, except the QP.
+  bool Admit(int bell, QpLaneParts* parts, base::Reason* why,
+             verbs::Error* error);
+  bool TakeMemory(QpLaneParts* parts, base::Reason* why, verbs::Error* error);
+  bool OpenQp(rdma_cm_id* id, QpLaneParts* parts, base::Reason* why,
+              verbs::Error* error);
+
   ibv_context* const context_;
   Board* const board_;
   const bool iwarp_;
@@ -207,40 +216,42 @@ bool DeviceDomain::OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
   return (*receives)->Extend(qp, kOwnReceives, error);
 }
 
-std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
-                                                   base::Reason* why,
-                                                   verbs::Error* error) {
-  *error = {};
-  if (limits_.send_depth < kLeastSendDepth) {
-    *why = base::Reason::kTooMany;
-    return nullptr;
-  }
-  RdmaPoller* poller = Poller(bell, error);
-  CqSet* set = poller == nullptr ? nullptr : poller->Admit(true, error);
-  if (set == nullptr) {
-    *why = !*error                 ? base::Reason::kTooMany
-           : error->code == EMFILE ? base::Reason::kNoFds
-                                   : ReasonOf(*error);
-    // A poller that is another bell's in the first place is better than none.
-    verbs::Error none;
-    for (int i = 0; i < kPollers && set == nullptr; ++i) {
-      poller = pollers_[i].get();
-      if (poller != nullptr) set = poller->Admit(false, &none);
+bool DeviceDomain::Admit(int bell, QpLaneParts* parts, base::Reason* why,
+                         verbs::Error* error) {
+  parts->poller = Poller(bell, error);
+  if (parts->poller != nullptr) parts->set = parts->poller->Admit(true, error);
+  if (parts->set != nullptr) return true;
+  *why = !*error                 ? base::Reason::kTooMany
+         : error->code == EMFILE ? base::Reason::kNoFds
+                                 : ReasonOf(*error);
+  // A poller that is another bell's in the first place is better than none.
+  verbs::Error none;
+  for (int i = 0; i < kPollers && parts->set == nullptr; ++i) {
+    parts->poller = pollers_[i].get();
+    if (parts->poller != nullptr) {
+      parts->set = parts->poller->Admit(false, &none);
     }
-    if (set == nullptr) return nullptr;
-    *error = {};
   }
-  QpLaneParts parts;
-  parts.words = poller->sleepers().Get();
-  if (parts.words != nullptr) {
-    parts.rx = memory_->Get(block_bytes_, true, error);
+  if (parts->set == nullptr) return false;
+  *error = {};
+  return true;
+}
+
+bool DeviceDomain::TakeMemory(QpLaneParts* parts, base::Reason* why,
+                              verbs::Error* error) {
+  parts->words = parts->poller->sleepers().Get();
+  if (parts->words == nullptr) {
+    *why = base::Reason::kTooMany;
+    return false;
   }
-  if (!parts.rx) {
-    *why = parts.words == nullptr ? base::Reason::kTooMany : ReasonOf(*error);
-    if (parts.words != nullptr) poller->sleepers().Put(parts.words);
-    poller->Leave(set, true);
-    return nullptr;
-  }
+  parts->rx = memory_->Get(block_bytes_, true, error);
+  if (!parts->rx) *why = ReasonOf(*error);
+  return static_cast<bool>(parts->rx);
+}
+
+bool DeviceDomain::OpenQp(rdma_cm_id* id, QpLaneParts* parts, base::Reason* why,
+                          verbs::Error* error) {
+  CqSet* const set = parts->set;
   ibv_qp_init_attr attr{};
   attr.send_cq = set->cq.get();
   attr.recv_cq = set->cq.get();
@@ -254,33 +265,48 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   }
   if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_ask_, error) ||
       (set->shared.srq() == nullptr &&
-       !OwnReceives(id->qp, &parts.receives, error))) {
+       !OwnReceives(id->qp, &parts->receives, error))) {
     *why = ReasonOf(*error);
-    poller->sleepers().Put(parts.words);
-    poller->Leave(set, true);
-    return nullptr;
+    return false;
   }
   if (!limits_.lazy_events) {
     const std::size_t bytes =
         SendQueueBytes(attr.cap.max_send_wr, attr.cap.max_inline_data);
-    parts.queue.Count(bytes);
+    parts->queue.Count(bytes);
     Memory::NoteLane(bytes);
   }
+  parts->id = id;
+  // A device may grant more than it was asked for.
+  parts->inline_bytes = std::min(attr.cap.max_inline_data, kInlineMost);
+  return true;
+}
+
+std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
+                                                   base::Reason* why,
+                                                   verbs::Error* error) {
+  *error = {};
+  if (limits_.send_depth < kLeastSendDepth) {
+    *why = base::Reason::kTooMany;
+    return nullptr;
+  }
+  QpLaneParts parts;
+  if (!Admit(bell, &parts, why, error)) return nullptr;
+  if (!TakeMemory(&parts, why, error) || !OpenQp(id, &parts, why, error)) {
+    if (parts.words != nullptr) parts.poller->sleepers().Put(parts.words);
+    parts.poller->Leave(parts.set, true);
+    return nullptr;
+  }
   parts.domain = shared_from_this();
-  parts.poller = poller;
-  parts.set = set;
   parts.memory = &*memory_;
   parts.deferred = deferred_.get();
   parts.lanes = lanes_;
-  parts.id = id;
   parts.send_depth = limits_.send_depth;
-  // A device may grant more than it was asked for.
-  parts.inline_bytes = std::min(attr.cap.max_inline_data, kInlineMost);
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
   parts.routed = verbs::IsInfiniBand(context_, id->port_num);
   parts.sink = &sink_;
-  parts.reports_last_wqe = set->shared.srq() != nullptr && !limits_.lazy_events;
+  parts.reports_last_wqe =
+      parts.set->shared.srq() != nullptr && !limits_.lazy_events;
   parts.software = limits_.lazy_events;
   parts.pace = pace();
   // From here on the lane gives everything back.

@@ -11,6 +11,7 @@
 #include "lib/base/no_cancel.h"
 #include "lib/base/no_sigpipe.h"
 #include "lib/lane/rdma/chain.h"
+#include "lib/lane/rdma/deferred.h"
 
 namespace rcsock::lane::rdma {
 

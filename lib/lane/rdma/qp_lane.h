@@ -286,6 +286,11 @@ class QpLane final : public RdmaLane {
   bool EnsureRoom();
   std::size_t PostSmall(IovCursor from, std::size_t all);
   bool PostShort(IovCursor from, std::uint32_t all) RC_REQUIRES(post_latch_);
+  // Writes bytes behind the record that waits. Returns how many.
+  std::size_t Extend(IovCursor* from, std::size_t all) RC_REQUIRES(post_latch_);
+  // Sends what the chain has, with the last record and what credit is due.
+  void SendWaiting(Chain* chain) RC_REQUIRES(post_latch_);
+  void LetWait(bool burst) RC_REQUIRES(post_latch_);
   std::size_t PostLarge(IovCursor from, std::size_t all);
   std::size_t PostDirect(const std::byte* from, std::size_t all);
   void NoteDirect(const ring::Placement& place, const std::byte* from);
@@ -391,9 +396,17 @@ class QpLane final : public RdmaLane {
                  std::uint32_t length);
   // Takes the credit of a message, the bits of `mask`. False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
-  // Takes a message while a target is open, or a placed message. kNone: the
-  // message is in order. If placed, it is data from here on.
+  // These return kNone if the message is in order. OnTarget takes a message
+  // while a target is open, or a placed message, which is data from here on.
   base::Reason OnTarget(std::uint64_t number, ring::Imm* imm);
+  base::Reason OnSetup(std::uint64_t number, ring::Imm imm);
+  // Takes away the credit that data brings. False: it cannot be.
+  bool TakeCarried(ring::Imm* imm, const std::byte* bytes,
+                   std::uint32_t* length);
+  void OnWakeup(const ring::Imm& imm);
+  void TakeRingOffer();
+  void Land(std::uint64_t number, ring::Imm imm, bool in_slot);
+  void AcceptNoMore(base::Reason why);
   void OnSent(std::uint64_t wrs);
   // While the lane wants them, the completions of its sends wake sleepers.
   void WantSent() {
@@ -580,37 +593,6 @@ class QpLane final : public RdmaLane {
   // The peer's setup message.
   std::atomic<bool> setup_seen_{false};
   Offer setup_{};  // written before setup_seen_
-};
-
-// The lanes of a domain that have a write waiting. Threads: any.
-class Deferred {
- public:
-  // Calls `fn` when something begins to wait. `fn` arranges that Flush() is
-  // called within about a millisecond. Until then it is not called again.
-  void SetTimer(void (*fn)(void*), void* arg) {
-    arg_ = arg;
-    fn_.store(fn, std::memory_order_release);
-  }
-  // Without a timer nothing may wait, for a thread that has sent need not come
-  // back.
-  bool Enabled() const {
-    return fn_.load(std::memory_order_relaxed) != nullptr;
-  }
-  void Add(QpLane* lane);
-  void Remove(QpLane* lane);
-  // Any thread may call it. If nothing waits it is one look.
-  void Flush() {
-    if (count_.load(std::memory_order_seq_cst) != 0) FlushAll();
-  }
-
- private:
-  void FlushAll();
-
-  std::atomic<void (*)(void*)> fn_{nullptr};
-  void* arg_ = nullptr;
-  std::atomic<int> count_{0};
-  base::Latch latch_;
-  QpLane* first_ RC_GUARDED_BY(latch_) = nullptr;
 };
 
 }  // namespace rcsock::lane::rdma

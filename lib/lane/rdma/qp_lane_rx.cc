@@ -6,6 +6,7 @@
 
 #include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
+#include "lib/lane/rdma/deferred.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/read_landed.h"
 
@@ -332,101 +333,41 @@ bool QpLane::OnCarried(std::uint32_t bits, std::uint32_t mask) {
   return true;
 }
 
-void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
-                       std::uint32_t length) {
-  if (latched_) return;
-  ring::Imm imm = ring::Decode(bits);
-  // iWARP: the whole of a message that lies in its slot, and else nothing.
-  const bool placed = imm.kind == ring::Kind::kPlaced;
-  const bool in_slot = (imm.flags & ring::kFlagInline) != 0 && !placed;
-  const bool carries = in_slot && imm.kind != ring::Kind::kCredit;
-  bool sound = true;
-  if (ring::IsData(imm.kind) && (imm.flags & ring::kFlagCredit) != 0) {
-    imm.flags &= ~ring::kFlagCredit;
-    if (!iwarp_) {
-      sound = OnCarried(imm.length >> ring::kCreditAt, ring::kCreditMask);
-      imm.length &= ring::kMaxWithCredit;
-    } else if (length >= kSendCredit) {
-      length -= kSendCredit;
-      std::uint32_t credit;
-      std::memcpy(&credit, bytes + length, kSendCredit);
-      sound = OnCarried(ntohl(credit), ~0u);
-    } else {
-      sound = false;
-    }
+[[gnu::always_inline]] inline bool QpLane::TakeCarried(ring::Imm* imm,
+                                                       const std::byte* bytes,
+                                                       std::uint32_t* length) {
+  if (!ring::IsData(imm->kind) || (imm->flags & ring::kFlagCredit) == 0) {
+    return true;
   }
-  if (!sound || (iwarp_ && length != (carries ? imm.length : 0))) {
-    latched_ = true;
-    Lost(base::Reason::kProtocol);
-    return;
+  imm->flags &= ~ring::kFlagCredit;
+  if (!iwarp_) {
+    const std::uint32_t credit = imm->length >> ring::kCreditAt;
+    imm->length &= ring::kMaxWithCredit;
+    return OnCarried(credit, ring::kCreditMask);
   }
-  if (imm.kind == ring::Kind::kCredit) {
-    const std::uint64_t seen = wakes_seen_.load(std::memory_order_relaxed) + 1;
-    wakes_seen_.store(seen, std::memory_order_release);
-    // Each wake-up is for something that this end has sent, and tells how much
-    // of that is consumed.
-    if (seen > sent_for_wakes_.load(std::memory_order_relaxed) + kWakesAhead ||
-        !OnCarried(imm.length, ring::kMaxLength)) {
-      latched_ = true;
-      Lost(base::Reason::kProtocol);
-    }
-    if ((imm.flags & ring::kFlagRing) != 0) {
-      const auto* at = reinterpret_cast<const std::uint8_t*>(rx_block_.base() +
-                                                             kRingOfferAt);
-      std::uint64_t address = 0;
-      std::uint64_t key_bytes = 0;
-      for (int i = 0; i < 8; ++i) {
-        address |= std::uint64_t{at[i]} << 8 * i;
-        key_bytes |= std::uint64_t{at[8 + i]} << 8 * i;
-      }
-      // TakeRing checks what it takes.
-      ring_address_.store(address, std::memory_order_relaxed);
-      ring_key_bytes_.store(key_bytes >> 32 | key_bytes << 32,
-                            std::memory_order_relaxed);
-      ring_offers_.fetch_add(1, std::memory_order_release);
-    }
-    news_ |= kNewsTx;
-    return;
+  if (*length < kSendCredit) return false;
+  *length -= kSendCredit;
+  std::uint32_t credit;
+  std::memcpy(&credit, bytes + *length, kSendCredit);
+  return OnCarried(ntohl(credit), ~0u);
+}
+
+[[gnu::always_inline]] inline void QpLane::OnWakeup(const ring::Imm& imm) {
+  const std::uint64_t seen = wakes_seen_.load(std::memory_order_relaxed) + 1;
+  wakes_seen_.store(seen, std::memory_order_release);
+  // Each wake-up is for something that this end has sent, and tells how much of
+  // that is consumed.
+  if (seen > sent_for_wakes_.load(std::memory_order_relaxed) + kWakesAhead ||
+      !OnCarried(imm.length, ring::kMaxLength)) {
+    AcceptNoMore(base::Reason::kProtocol);
   }
-  const std::uint64_t number = landed_.load(std::memory_order_relaxed);
-  // READY comes first. No more can be under way than the peer has credit for.
-  if ((imm.kind != ring::Kind::kSetup &&
-       !setup_seen_.load(std::memory_order_relaxed)) ||
-      number - published_.load(std::memory_order_acquire) >= kMessages) {
-    latched_ = true;
-    Lost(base::Reason::kProtocol);
-    return;
-  }
-  if (target_.length != 0 || placed) [[unlikely]] {
-    const base::Reason reason = OnTarget(number, &imm);
-    if (reason != base::Reason::kNone) {
-      latched_ = true;
-      Lost(reason);
-      return;
-    }
-  }
-  // The slot is free: its last message has been consumed, and credited.
-  if (length != 0) std::memcpy(RxSlot(number), bytes, length);
-  if (imm.kind == ring::Kind::kSetup) {
-    Offer offer;
-    if (setup_seen_.load(std::memory_order_relaxed) ||
-        imm.flags != ring::kFlagInline || imm.length != kReadySize ||
-        !DecodeOffer(reinterpret_cast<const std::uint8_t*>(RxSlot(number)),
-                     &offer)) {
-      latched_ = true;
-      Lost(base::Reason::kProtocol);
-      return;
-    }
-    if (!IsMac(
-            reinterpret_cast<const std::uint8_t*>(RxSlot(number)) + kOfferSize,
-            peers_ready_mac_)) {
-      latched_ = true;
-      Lost(base::Reason::kPeerKey);
-      return;
-    }
-    setup_ = offer;
-    setup_seen_.store(true, std::memory_order_release);
-  }
+  if ((imm.flags & ring::kFlagRing) != 0) TakeRingOffer();
+  news_ |= kNewsTx;
+}
+
+// From here on the reader finds the message.
+[[gnu::always_inline]] inline void QpLane::Land(std::uint64_t number,
+                                                ring::Imm imm, bool in_slot) {
   if (imm.kind == ring::Kind::kData && (imm.flags & ring::kFlagRewind) != 0) {
     rewound_ = number;
     // In a slot the flag says nothing else.
@@ -444,6 +385,76 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
       std::memory_order_relaxed);
   landed_.store(number + 1, std::memory_order_release);
   news_ |= kNewsRx;
+}
+
+void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
+                       std::uint32_t length) {
+  if (latched_) return;
+  ring::Imm imm = ring::Decode(bits);
+  // iWARP: the whole of a message that lies in its slot, and else nothing.
+  const bool placed = imm.kind == ring::Kind::kPlaced;
+  const bool in_slot = (imm.flags & ring::kFlagInline) != 0 && !placed;
+  const bool carries = in_slot && imm.kind != ring::Kind::kCredit;
+  if (!TakeCarried(&imm, bytes, &length) ||
+      (iwarp_ && length != (carries ? imm.length : 0))) {
+    return AcceptNoMore(base::Reason::kProtocol);
+  }
+  if (imm.kind == ring::Kind::kCredit) return OnWakeup(imm);
+  const std::uint64_t number = landed_.load(std::memory_order_relaxed);
+  // READY comes first. No more can be under way than the peer has credit for.
+  if ((imm.kind != ring::Kind::kSetup &&
+       !setup_seen_.load(std::memory_order_relaxed)) ||
+      number - published_.load(std::memory_order_acquire) >= kMessages) {
+    return AcceptNoMore(base::Reason::kProtocol);
+  }
+  if (target_.length != 0 || placed) [[unlikely]] {
+    const base::Reason reason = OnTarget(number, &imm);
+    if (reason != base::Reason::kNone) return AcceptNoMore(reason);
+  }
+  // The slot is free: its last message has been consumed, and credited.
+  if (length != 0) std::memcpy(RxSlot(number), bytes, length);
+  if (imm.kind == ring::Kind::kSetup) {
+    const base::Reason reason = OnSetup(number, imm);
+    if (reason != base::Reason::kNone) return AcceptNoMore(reason);
+  }
+  Land(number, imm, in_slot);
+}
+
+void QpLane::TakeRingOffer() {
+  const auto* at =
+      reinterpret_cast<const std::uint8_t*>(rx_block_.base() + kRingOfferAt);
+  std::uint64_t address = 0;
+  std::uint64_t key_bytes = 0;
+  for (int i = 0; i < 8; ++i) {
+    address |= std::uint64_t{at[i]} << 8 * i;
+    key_bytes |= std::uint64_t{at[8 + i]} << 8 * i;
+  }
+  // TakeRing checks what it takes.
+  ring_address_.store(address, std::memory_order_relaxed);
+  ring_key_bytes_.store(key_bytes >> 32 | key_bytes << 32,
+                        std::memory_order_relaxed);
+  ring_offers_.fetch_add(1, std::memory_order_release);
+}
+
+base::Reason QpLane::OnSetup(std::uint64_t number, ring::Imm imm) {
+  const auto* message = reinterpret_cast<const std::uint8_t*>(RxSlot(number));
+  Offer offer;
+  if (setup_seen_.load(std::memory_order_relaxed) ||
+      imm.flags != ring::kFlagInline || imm.length != kReadySize ||
+      !DecodeOffer(message, &offer)) {
+    return base::Reason::kProtocol;
+  }
+  if (!IsMac(message + kOfferSize, peers_ready_mac_)) {
+    return base::Reason::kPeerKey;
+  }
+  setup_ = offer;
+  setup_seen_.store(true, std::memory_order_release);
+  return base::Reason::kNone;
+}
+
+void QpLane::AcceptNoMore(base::Reason why) {
+  latched_ = true;
+  Lost(why);
 }
 
 void QpLane::OnSent(std::uint64_t wrs) {

@@ -7,6 +7,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
+#include "lib/lane/rdma/deferred.h"
 #include "lib/lane/rdma/qp_lane.h"
 
 namespace rcsock::lane::rdma {
@@ -226,6 +227,38 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
   return all <= kSmallSend ? PostSmall(from, all) : PostLarge(from, all);
 }
 
+[[gnu::always_inline]] inline std::size_t QpLane::Extend(IovCursor* from,
+                                                         std::size_t all) {
+  const std::uint32_t n = tx_->ExtendLast(all);
+  from->CopyOut(TxRing() + waiting_.offset + waiting_.length, n);
+  waiting_.length += n;
+  waiting_.imm.length = waiting_.length;
+  return n;
+}
+
+[[gnu::always_inline]] inline void QpLane::SendWaiting(Chain* chain) {
+  if (waiting_.length != 0) {
+    PublishAlong(chain, waiting_.length);
+    chain->Message(waiting_);
+  } else if (CreditAlong()) {
+    PublishLocked(chain);
+  }
+  waiting_.length = 0;
+  sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
+  chain->Post();
+  waits_.store(tell_owed_, std::memory_order_relaxed);
+}
+
+[[gnu::always_inline]] inline void QpLane::LetWait(bool burst) {
+  bursts_.store(burst && !tell_owed_, std::memory_order_seq_cst);
+  waits_.store(true, std::memory_order_seq_cst);
+  // waits_ stored -> done_wrs_ loaded. The draining thread stores done_wrs_,
+  // then looks at waits_. One of the two sends the record, and while the window
+  // is full a signalled write is in flight. In a burst neither does: a thread
+  // that stops sending sleeps or looks, or the timer comes.
+  if (!burst && !Streaming()) FlushLocked();
+}
+
 std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
   const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
   const bool reply = landed != landed_at_post_;
@@ -246,13 +279,7 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
     return sent ? all : 0;
   }
   std::size_t done = 0;
-  if (waiting_.length != 0) {
-    const std::uint32_t n = tx_->ExtendLast(all);
-    from.CopyOut(TxRing() + waiting_.offset + waiting_.length, n);
-    waiting_.length += n;
-    waiting_.imm.length = waiting_.length;
-    done = n;
-  }
+  if (waiting_.length != 0) done = Extend(&from, all);
   Chain chain(this);
   while (done < all) {
     if (waiting_.length != 0) chain.Message(waiting_);
@@ -264,25 +291,10 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
   const bool wait = waiting_.length != 0 && chain.empty() && done == all &&
                     (burst || Streaming()) && waiting_.length < kJoined &&
                     deferred_->Enabled();
-  if (!wait) {
-    if (waiting_.length != 0) {
-      PublishAlong(&chain, waiting_.length);
-      chain.Message(waiting_);
-    } else if (CreditAlong()) {
-      PublishLocked(&chain);
-    }
-    waiting_.length = 0;
-    sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
-    chain.Post();
-    waits_.store(tell_owed_, std::memory_order_relaxed);
+  if (wait) {
+    LetWait(burst);
   } else {
-    bursts_.store(burst && !tell_owed_, std::memory_order_seq_cst);
-    waits_.store(true, std::memory_order_seq_cst);
-    // waits_ stored -> done_wrs_ loaded. The draining thread stores done_wrs_,
-    // then looks at waits_. One of the two sends the record, and while the
-    // window is full a signalled write is in flight. In a burst neither does: a
-    // thread that stops sending sleeps or looks, or the timer comes.
-    if (!burst && !Streaming()) FlushLocked();
+    SendWaiting(&chain);
   }
   const bool defer = waiting_.length != 0;
   post_latch_.unlock();

@@ -16,6 +16,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/no_cancel.h"
+#include "lib/lane/rdma/deferred.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/queue_bytes.h"

@@ -221,74 +221,72 @@ void Sleepers::PassOn() {
   }
 }
 
+bool Sleepers::BecomeLeader(Words* words, bool tx, std::uint32_t token,
+                            std::uint64_t* ticket, int* slot) {
+  base::Critical critical;
+  const std::uint32_t generation =
+      generation_.fetch_add(1, std::memory_order_relaxed);
+  *ticket = std::uint64_t{words->index + 1} << 32 | (generation & ~kAsleep);
+  std::uint64_t none = 0;
+  if (!leader_.compare_exchange_strong(none, *ticket,
+                                       std::memory_order_seq_cst)) {
+    return false;
+  }
+  *slot = TakeSet();
+  source_->Arm();
+  bool settled = source_->DrainToSleep();
+  while (!settled && Token(words, tx) == token) {
+    settled = source_->DrainToSleep();
+  }
+  // kAsleep is set, then the word is looked at. Wake changes the word, then
+  // looks whether the leader is asleep. So what the drain above has found for
+  // this lane rings for no thread.
+  std::uint64_t leader = *ticket;
+  const bool leads = leader_.compare_exchange_strong(leader, *ticket | kAsleep,
+                                                     std::memory_order_seq_cst);
+  *ticket |= kAsleep;
+  if (leads && Token(words, tx) == token) return true;
+  PutSet(*slot);
+  // A thread that has resigned for this one has disarmed, too.
+  if (leads && Resign(*ticket)) source_->Disarm(false);
+  // Drains once this thread no longer counts as a sleeper. Its arming may have
+  // been taken back amid the drain above, which then took another thread's
+  // arming for this one.
+  if (!settled) source_->Drain();
+  return false;
+}
+
+// The part of the leader that sleeps. Cancellation in the sleep ends it, too.
+struct Sleepers::Led {
+  Sleepers* of;
+  std::uint64_t ticket;
+  int slot;
+  unsigned forks = verbs::forks.load(std::memory_order_relaxed);
+  Led(Sleepers* one, std::uint64_t number, int set)
+      : of(one), ticket(number), slot(set) {}
+  Led(const Led&) = delete;
+  Led& operator=(const Led&) = delete;
+  ~Led() {
+    // If a handler has forked meanwhile, and this is the child, the source is
+    // the parent's.
+    if (verbs::forks.load(std::memory_order_relaxed) != forks) return;
+    base::Critical critical;
+    of->PutSet(slot);
+    // First of all, so that a change that the drain finds for this very lane
+    // does not ring for it. A thread that has resigned for this one has
+    // disarmed, too.
+    if (!of->Resign(ticket)) of->source_->Arm();
+    of->source_->Disarm(false);
+    of->source_->Drain();
+  }
+};
+
 // 0: the caller looks at the word again.
 int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
                    const timespec* left, bool* slept) {
   std::uint64_t ticket = 0;
   int slot = -1;
-  {
-    base::Critical critical;
-    const std::uint32_t generation =
-        generation_.fetch_add(1, std::memory_order_relaxed);
-    ticket = std::uint64_t{words->index + 1} << 32 | (generation & ~kAsleep);
-    std::uint64_t none = 0;
-    if (!leader_.compare_exchange_strong(none, ticket,
-                                         std::memory_order_seq_cst)) {
-      return 0;
-    }
-    slot = TakeSet();
-    source_->Arm();
-    bool settled = source_->DrainToSleep();
-    while (!settled && Token(words, tx) == token) {
-      settled = source_->DrainToSleep();
-    }
-    // Drains once this thread no longer counts as a sleeper. Its arming may
-    // have been taken back amid the drain above, which then took another
-    // thread's arming for this one.
-    const auto settle = [&] {
-      if (!settled) source_->Drain();
-    };
-    // kAsleep is set, then the word is looked at. Wake changes the word, then
-    // looks whether the leader is asleep. So what the drain above has found for
-    // this lane rings for no thread.
-    if (!leader_.compare_exchange_strong(ticket, ticket | kAsleep,
-                                         std::memory_order_seq_cst)) {
-      PutSet(slot);
-      settle();
-      return 0;  // the thread that has resigned for this one has disarmed, too
-    }
-    ticket |= kAsleep;
-    if (Token(words, tx) != token) {
-      PutSet(slot);
-      if (Resign(ticket)) source_->Disarm(false);
-      settle();
-      return 0;
-    }
-  }
-  // Cancellation in the sleep runs this, too.
-  struct Led {
-    Sleepers* of;
-    std::uint64_t ticket;
-    int slot;
-    unsigned forks = verbs::forks.load(std::memory_order_relaxed);
-    Led(Sleepers* one, std::uint64_t number, int set)
-        : of(one), ticket(number), slot(set) {}
-    Led(const Led&) = delete;
-    Led& operator=(const Led&) = delete;
-    ~Led() {
-      // If a handler has forked meanwhile, and this is the child, the source is
-      // the parent's.
-      if (verbs::forks.load(std::memory_order_relaxed) != forks) return;
-      base::Critical critical;
-      of->PutSet(slot);
-      // First of all, so that a change that the drain finds for this very lane
-      // does not ring for it. A thread that has resigned for this one has
-      // disarmed, too.
-      if (!of->Resign(ticket)) of->source_->Arm();
-      of->source_->Disarm(false);
-      of->source_->Drain();
-    }
-  };
+  if (!BecomeLeader(words, tx, token, &ticket, &slot)) return 0;
   const Led led(this, ticket, slot);
   *slept = true;
   return Doze(slot < 0 ? -1 : set_fds_[slot], left);

@@ -70,6 +70,11 @@ class Sleepers {
   static constexpr std::uint32_t kChunk = 64;
   static constexpr std::uint32_t kMost = 16'384;
 
+  struct Led;
+  // Makes the calling thread the leader, and arms. Returns false if it is not
+  // to sleep: another thread leads, or there is something to look at.
+  bool BecomeLeader(Words* words, bool tx, std::uint32_t token,
+                    std::uint64_t* ticket, int* slot);
   int Lead(Words* words, bool tx, std::uint32_t token, const timespec* left,
            bool* slept);
   int TakeSet();  // -1: there is none to be had

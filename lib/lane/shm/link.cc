@@ -11,6 +11,121 @@
 #include "lib/lane/shm/shm_lane.h"
 
 namespace rcsock::lane::shm {
+namespace {
+
+// How many segments Drain handles together.
+constexpr int kGroup = 16;
+constexpr Ready kBoth[] = {kReadyRx, kReadyTx};
+
+// A segment with streams that a bell has ready.
+struct ReadySegment {
+  int segment;
+  int turn;  // of the first stream
+  std::uint64_t bits[2];
+};
+
+// Looks through the summary for up to kGroup segments, from *i behind `start`
+// on. Moves *i, and clears the bits of the summary. Returns how many segments
+// there are.
+[[gnu::always_inline]] inline int FindReady(LinkState& state, int bell,
+                                            int start, int* i,
+                                            ReadySegment* group) {
+  const int first = start / kSegmentStreams;
+  std::uint64_t clear[kMaxSegments / 64][2] = {};
+  int wanted = 0;
+  while (*i < kMaxSegments && wanted < kGroup) {
+    const int segment = (first + *i) % kMaxSegments;
+    const int at = segment % 64;
+    const std::uint64_t rx = state.Summary(kReadyRx, bell, segment / 64);
+    const std::uint64_t tx = state.Summary(kReadyTx, bell, segment / 64);
+    const std::uint64_t left = (rx | tx) >> at;
+    if (left == 0) {
+      *i += 64 - at;  // nothing in the rest of this summary word
+      continue;
+    }
+    if ((left & 1) == 0) {
+      *i += std::countr_zero(left);
+      continue;
+    }
+    state.WarmReady(bell, segment);
+    group[wanted++] = {segment,
+                       *i == 0 ? start % kSegmentStreams : 0,
+                       {rx >> at & 1, tx >> at & 1}};
+    const std::uint64_t bit = std::uint64_t{1} << at;
+    clear[segment / 64][kReadyRx] |= rx & bit;
+    clear[segment / 64][kReadyTx] |= tx & bit;
+    ++*i;
+  }
+  for (int word = 0; word < kMaxSegments / 64; ++word) {
+    for (const Ready what : kBoth) {
+      if (clear[word][what] != 0) {
+        state.ClearSummary(what, bell, word, clear[word][what]);
+      }
+    }
+  }
+  return wanted;
+}
+
+// Takes the bits of the first `wanted` segments. Moves those that have some to
+// the front. Returns how many these are.
+[[gnu::always_inline]] inline int TakeBits(LinkState& state, int bell,
+                                           int wanted, ReadySegment* group) {
+  int taken = 0;
+  for (int g = 0; g < wanted; ++g) {
+    group[taken] = group[g];
+    ReadySegment& one = group[taken];
+    for (const Ready what : kBoth) {
+      if (one.bits[what] != 0) {
+        one.bits[what] = state.TakeReady(what, bell, one.segment);
+      }
+    }
+    if ((one.bits[kReadyRx] | one.bits[kReadyTx]) == 0) continue;
+    // Bits of segments that do not exist are the peer's nonsense, and dropped.
+    // The number of segments is read after the bits have been taken. Another
+    // thread may map a segment at any time. But an honest peer marks only when
+    // it has heard of the segment (SEGMENT and OPENED), so its bits are never
+    // seen before the segment.
+    if (one.segment >= state.segments()) continue;
+    state.WarmStreams(one.segment, one.bits[kReadyRx]);
+    ++taken;
+  }
+  return taken;
+}
+
+// What Drain reports.
+struct Report {
+  Completion* out;
+  int capacity;
+  int found;
+  std::uint32_t error;  // what each completion says as well
+
+  // Reports the streams of a segment, and takes their bits out of *one. Returns
+  // the first stream for which there is no room; -1: there was room for all.
+  [[gnu::always_inline]] int Add(const LinkState& state, ReadySegment* one) {
+    const int turn = one->turn;
+    std::uint64_t left =
+        std::rotr(one->bits[kReadyRx] | one->bits[kReadyTx], turn);
+    while (left != 0) {
+      const int at = (std::countr_zero(left) + turn) % kSegmentStreams;
+      const std::uint64_t bit = std::uint64_t{1} << at;
+      if (found == capacity) return one->segment * kSegmentStreams + at;
+      void* const cookie = state.Visit(one->segment, at);
+      if (cookie != nullptr) {
+        const bool rx = (one->bits[kReadyRx] & bit) != 0;
+        const bool tx = (one->bits[kReadyTx] & bit) != 0;
+        out[found++] = {cookie, (rx ? std::uint32_t{kCompletionRx} : 0) |
+                                    (tx ? std::uint32_t{kCompletionTx} : 0) |
+                                    error};
+      }
+      one->bits[kReadyRx] &= ~bit;
+      one->bits[kReadyTx] &= ~bit;
+      left &= left - 1;
+    }
+    return -1;
+  }
+};
+
+}  // namespace
 
 std::unique_ptr<Link> Link::Create() {
   base::UniqueFd fd = CreateMemory("rcsock-link", sizeof(LinkPage));
@@ -125,112 +240,34 @@ void Link::SetBeside(int index, int which, const void* line) {
 int Link::Drain(int bell, Completion* out, int capacity) {
   if (capacity <= 0) return 0;
   state_->WarmSummary(bell);
-  const std::uint32_t error = dead() ? std::uint32_t{kCompletionError} : 0;
   const int start = state_->cursor(bell);
-  int found = 0;
+  Report report{out, capacity, 0, dead() ? std::uint32_t{kCompletionError} : 0};
   // One pass over the summary, from the stream behind the last reported stream.
   // So neither busy streams nor a peer that goes on setting bits hold up the
   // others. The pass makes each step for a group of segments before the next
   // step. If few of thousands of streams are ready, every word, every cookie
   // and every slot is a miss, and so these are waited for together.
-  const int first = start / kSegmentStreams;
-  constexpr Ready kBoth[] = {kReadyRx, kReadyTx};
   for (int i = 0; i < kMaxSegments;) {
-    constexpr int kGroup = 16;
-    struct Taken {
-      int segment;
-      int turn;
-      std::uint64_t bits[2];
-    } group[kGroup];
-    std::uint64_t clear[kMaxSegments / 64][2] = {};
-    int wanted = 0;
-    while (i < kMaxSegments && wanted < kGroup) {
-      const int segment = (first + i) % kMaxSegments;
-      const int at = segment % 64;
-      const std::uint64_t rx = state_->Summary(kReadyRx, bell, segment / 64);
-      const std::uint64_t tx = state_->Summary(kReadyTx, bell, segment / 64);
-      const std::uint64_t left = (rx | tx) >> at;
-      if (left == 0) {
-        i += 64 - at;  // nothing in the rest of this summary word
-        continue;
-      }
-      if ((left & 1) == 0) {
-        i += std::countr_zero(left);
-        continue;
-      }
-      state_->WarmReady(bell, segment);
-      group[wanted++] = {segment,
-                         i == 0 ? start % kSegmentStreams : 0,
-                         {rx >> at & 1, tx >> at & 1}};
-      const std::uint64_t bit = std::uint64_t{1} << at;
-      clear[segment / 64][kReadyRx] |= rx & bit;
-      clear[segment / 64][kReadyTx] |= tx & bit;
-      ++i;
-    }
-    for (int word = 0; word < kMaxSegments / 64; ++word) {
-      for (const Ready what : kBoth) {
-        if (clear[word][what] != 0) {
-          state_->ClearSummary(what, bell, word, clear[word][what]);
-        }
-      }
-    }
-    int taken = 0;
-    for (int g = 0; g < wanted; ++g) {
-      group[taken] = group[g];
-      Taken& one = group[taken];
-      for (const Ready what : kBoth) {
-        if (one.bits[what] != 0) {
-          one.bits[what] = state_->TakeReady(what, bell, one.segment);
-        }
-      }
-      if ((one.bits[kReadyRx] | one.bits[kReadyTx]) == 0) continue;
-      // Bits of segments that do not exist are the peer's nonsense, and
-      // dropped. The number of segments is read after the bits have been taken.
-      // Another thread may map a segment at any time. But an honest peer marks
-      // only when it has heard of the segment (SEGMENT and OPENED), so its bits
-      // are never seen before the segment.
-      if (one.segment >= state_->segments()) continue;
-      state_->WarmStreams(one.segment, one.bits[kReadyRx]);
-      ++taken;
-    }
+    ReadySegment group[kGroup];
+    const int wanted = FindReady(*state_, bell, start, &i, group);
+    const int taken = TakeBits(*state_, bell, wanted, group);
     for (int g = 0; g < taken; ++g) {
-      Taken& one = group[g];
-      const int turn = one.turn;
-      std::uint64_t left =
-          std::rotr(one.bits[kReadyRx] | one.bits[kReadyTx], turn);
-      while (left != 0) {
-        const int at = (std::countr_zero(left) + turn) % kSegmentStreams;
-        const std::uint64_t bit = std::uint64_t{1} << at;
-        const int index = one.segment * kSegmentStreams + at;
-        if (found == capacity) {
-          for (int rest = g; rest < taken; ++rest) {
-            state_->PutBack(bell, group[rest].segment, group[rest].bits);
-          }
-          state_->set_cursor(bell, index);
-          return found;
-        }
-        void* const cookie = state_->Visit(one.segment, at);
-        if (cookie != nullptr) {
-          out[found++] = {cookie, ((one.bits[kReadyRx] & bit) != 0
-                                       ? std::uint32_t{kCompletionRx}
-                                       : 0) |
-                                      ((one.bits[kReadyTx] & bit) != 0
-                                           ? std::uint32_t{kCompletionTx}
-                                           : 0) |
-                                      error};
-        }
-        one.bits[kReadyRx] &= ~bit;
-        one.bits[kReadyTx] &= ~bit;
-        left &= left - 1;
+      const int index = report.Add(*state_, &group[g]);
+      if (index < 0) continue;
+      for (int rest = g; rest < taken; ++rest) {
+        state_->PutBack(bell, group[rest].segment, group[rest].bits);
       }
+      state_->set_cursor(bell, index);
+      return report.found;
     }
-    if (found == capacity) {
-      const int next = taken > 0 ? group[taken - 1].segment + 1 : first;
+    if (report.found == capacity) {
+      const int next =
+          taken > 0 ? group[taken - 1].segment + 1 : start / kSegmentStreams;
       state_->set_cursor(bell, next % kMaxSegments * kSegmentStreams);
-      return found;
+      return report.found;
     }
   }
-  return found;
+  return report.found;
 }
 
 void Link::Kill(base::Reason why) { state_->Kill(why); }

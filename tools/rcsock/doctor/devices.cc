@@ -116,10 +116,7 @@ struct Contexts {
   }
 };
 
-}  // namespace
-
-std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
-  Contexts contexts;
+void ExaminePorts(const Contexts& contexts, Findings* findings) {
   std::error_code error;
   for (const auto& entry :
        fs::directory_iterator("/sys/class/infiniband", error)) {
@@ -135,6 +132,49 @@ std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
       ExaminePort(name, port.path(), context, findings);
     }
   }
+}
+
+// Returns true for an address that rdma_cm may be asked about.
+bool IsUsable(const ifaddrs& one) {
+  if (one.ifa_addr == nullptr || (one.ifa_flags & IFF_LOOPBACK) != 0 ||
+      (one.ifa_flags & IFF_UP) == 0) {
+    return false;
+  }
+  const int family = one.ifa_addr->sa_family;
+  // A link-local address would need its interface.  A lane can use it, but any
+  // other address will do to try the device.
+  return family == AF_INET ||
+         (family == AF_INET6 &&
+          !IN6_IS_ADDR_LINKLOCAL(
+              &reinterpret_cast<const sockaddr_in6*>(one.ifa_addr)->sin6_addr));
+}
+
+// Sets *one to the device that a usable address leads to.  Returns false if it
+// leads to none.
+bool FindDevice(const sockaddr* address, rdma_event_channel* channel,
+                DeviceAddress* one) {
+  std::memcpy(&one->address, address,
+              address->sa_family == AF_INET ? sizeof(sockaddr_in)
+                                            : sizeof(sockaddr_in6));
+  verbs::Error failed;
+  const verbs::Id id = verbs::CreateId(channel, nullptr, &failed);
+  if (id == nullptr ||
+      verbs::calls.rdma_bind_addr(
+          id.get(), reinterpret_cast<sockaddr*>(&one->address)) != 0 ||
+      id->verbs == nullptr) {
+    return false;
+  }
+  one->device = verbs::calls.ibv_get_device_name(id->verbs->device);
+  one->port = id->port_num;
+  one->text = HostText(one->address);
+  return true;
+}
+
+}  // namespace
+
+std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
+  const Contexts contexts;  // open until the addresses have been tried
+  ExaminePorts(contexts, findings);
   // rdma_cm's answer for each address decides for a stream, too.
   std::vector<DeviceAddress> found;
   verbs::Error failed;
@@ -150,35 +190,11 @@ std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
   if (::getifaddrs(&first) != 0) return found;
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(
       first, &::freeifaddrs);
-  std::set<std::string> devices;
   for (const ifaddrs* at = first; at != nullptr; at = at->ifa_next) {
-    if (at->ifa_addr == nullptr || (at->ifa_flags & IFF_LOOPBACK) != 0 ||
-        (at->ifa_flags & IFF_UP) == 0) {
-      continue;
-    }
-    const int family = at->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    // A link-local address would need its interface.  A lane can use it, but
-    // any other address will do to try the device.
-    if (family == AF_INET6 &&
-        IN6_IS_ADDR_LINKLOCAL(
-            &reinterpret_cast<const sockaddr_in6*>(at->ifa_addr)->sin6_addr)) {
-      continue;
-    }
     DeviceAddress one{};
-    std::memcpy(&one.address, at->ifa_addr,
-                family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-    const verbs::Id id = verbs::CreateId(channel.get(), nullptr, &failed);
-    if (id == nullptr ||
-        verbs::calls.rdma_bind_addr(
-            id.get(), reinterpret_cast<sockaddr*>(&one.address)) != 0 ||
-        id->verbs == nullptr) {
+    if (!IsUsable(*at) || !FindDevice(at->ifa_addr, channel.get(), &one)) {
       continue;
     }
-    one.device = verbs::calls.ibv_get_device_name(id->verbs->device);
-    one.port = id->port_num;
-    one.text = HostText(one.address);
-    devices.insert(one.device);
     findings->Good(one.device,
                    fmt::format("reached by {} of {}", one.text, at->ifa_name));
     found.push_back(one);

@@ -195,6 +195,64 @@ bool Resolve(const std::string& host, sockaddr_storage* address) {
   return true;
 }
 
+int AnswerPeers(std::uint16_t port) {
+  if (const Policy policy = ApplyConfig(std::nullopt); !policy.error.empty()) {
+    std::cerr << "rcsock: " << policy.error << ": over plain TCP\n";
+  }
+  return Listen(port == 0 ? kDoctorPort : port);
+}
+
+int ShowProgram(const DoctorOptions& options, Findings* findings) {
+  if (!ExamineProgram(options.program, findings)) {
+    std::cerr << "rcsock: " << Printable(options.program)
+              << " is no program of this processor's\n";
+    return 2;
+  }
+  if (options.json) std::cout << findings->Json();
+  return 0;
+}
+
+// Tries each device that the configuration allows.
+void TryDevices(const Reasons& rules, Findings* findings) {
+  for (const DeviceAddress& one : ExamineDevices(findings)) {
+    if (rules.MayUseDevice(one.device, one.port)) {
+      ExamineVerbs(one, findings);
+    } else {
+      findings->Note(one.device,
+                     fmt::format("the configuration leaves it alone: streams "
+                                 "over {} stay on TCP (device_left_alone)",
+                                 one.text));
+    }
+  }
+}
+
+// Looks at this host's processors, memory and counters.
+void ExamineSysfs(Findings* findings) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+    ExaminePlaces(SysfsRoot(), "/proc", allowed, findings);
+  }
+  ExamineCounters(SysfsRoot(), findings);
+}
+
+// Tries the lane to another host. `set` is RCSOCK_LANES; `verbs` says whether
+// this host has a device.
+void TryPeer(const std::string& host, std::uint16_t port, bool verbs,
+             const Reasons& rules, const std::string& set, Findings* findings) {
+  sockaddr_storage address{};
+  std::string rule;
+  if (Resolve(host, &address)) {
+    if (verbs) ExamineRoute(address, host, findings);
+    std::uint8_t peer[16] = {};
+    MappedAddress(address, peer);
+    rule = rules.Against("", peer, port);
+    // To another host there is no lane but RDMA.
+    if (rule.empty()) rule = rules.Against("rdma", peer, port);
+  }
+  Report("to " + host, "", Probe(host, port, ""), set, rule, findings);
+}
+
 }  // namespace
 
 CLI::App* AddDoctor(CLI::App* app, DoctorOptions* options) {
@@ -226,13 +284,7 @@ CLI::App* AddDoctor(CLI::App* app, DoctorOptions* options) {
 }
 
 int Doctor(const DoctorOptions& options) {
-  if (options.listen) {
-    if (const Policy policy = ApplyConfig(std::nullopt);
-        !policy.error.empty()) {
-      std::cerr << "rcsock: " << policy.error << ": over plain TCP\n";
-    }
-    return Listen(options.port == 0 ? kDoctorPort : options.port);
-  }
+  if (options.listen) return AnswerPeers(options.port);
   std::string host;
   std::uint16_t port = kDoctorPort;
   if (!options.peer.empty() && !SplitPeer(options.peer, &host, &port)) {
@@ -241,53 +293,18 @@ int Doctor(const DoctorOptions& options) {
   }
   Findings findings;
   findings.ShowAs(!options.json, Colour());
-  if (!options.program.empty()) {
-    if (!ExamineProgram(options.program, &findings)) {
-      std::cerr << "rcsock: " << Printable(options.program)
-                << " is no program of this processor's\n";
-      return 2;
-    }
-    if (options.json) std::cout << findings.Json();
-    return 0;
-  }
+  if (!options.program.empty()) return ShowProgram(options, &findings);
   const std::string set = LanesAllowed();
   ExamineVariables(&findings);
   ExamineKey(&findings);
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);
-  if (verbs) {
-    for (const DeviceAddress& one : ExamineDevices(&findings)) {
-      if (rules.MayUseDevice(one.device, one.port)) {
-        ExamineVerbs(one, &findings);
-      } else {
-        findings.Note(one.device,
-                      fmt::format("the configuration leaves it alone: streams "
-                                  "over {} stay on TCP (device_left_alone)",
-                                  one.text));
-      }
-    }
-  }
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-    ExaminePlaces(SysfsRoot(), "/proc", allowed, &findings);
-  }
-  ExamineCounters(SysfsRoot(), &findings);
+  if (verbs) TryDevices(rules, &findings);
+  ExamineSysfs(&findings);
   Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())), set,
          rules.Against("shm", kLoopback, 0), &findings);
-  if (!host.empty()) {
-    sockaddr_storage address{};
-    const bool found = Resolve(host, &address);
-    if (verbs && found) ExamineRoute(address, host, &findings);
-    std::uint8_t peer[16] = {};
-    if (found) MappedAddress(address, peer);
-    std::string rule;
-    if (found) rule = rules.Against("", peer, port);
-    // To another host there is no lane but RDMA.
-    if (found && rule.empty()) rule = rules.Against("rdma", peer, port);
-    Report("to " + host, "", Probe(host, port, ""), set, rule, &findings);
-  }
+  if (!host.empty()) TryPeer(host, port, verbs, rules, set, &findings);
   if (options.json) std::cout << findings.Json();
   return findings.AnyBad() ? 1 : 0;
 }

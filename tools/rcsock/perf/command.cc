@@ -396,6 +396,113 @@ int Run(const Options& options) {
   return options.compare ? RunCompare(options) : RunOnce(options);
 }
 
+// Options stand in the help as they are added here.
+
+// Who measures with whom.
+void AddEnds(CLI::App* perf, Options* options) {
+  perf->add_flag("-s,--server", options->server,
+                 "Serve clients, one at a time");
+  perf->add_option("-c,--client", options->host,
+                   "Measure with the server at HOST")
+      ->type_name("HOST");
+  perf->add_option("-p,--port", options->port, "The server's port")
+      ->check(CLI::Range(1, 65535))
+      ->capture_default_str()
+      ->type_name("N");
+  perf->add_option("-B,--bind", options->bind, "Serve at this address only")
+      ->type_name("ADDRESS");
+  perf->add_flag("-1,--once", options->once, "Serve one client, then end");
+}
+
+// How much is sent, and which way.
+void AddAmount(CLI::App* perf, Options* options) {
+  perf->add_option("-t,--time", options->seconds,
+                   "Seconds to measure (10; --compare: 2 for each run,\n"
+                   "--report: 0.5)")
+      ->check(CLI::Range(kMinSeconds, kMaxSeconds))
+      ->type_name("SEC");
+  perf->add_option("-n,--bytes", options->bytes,
+                   "Bytes to send, instead of -t (K, M, G)")
+      ->transform(SizeWithin(1, kMaxBytes))
+      ->type_name("SIZE");
+  perf->add_option("-P,--parallel", options->parallel,
+                   "Connections at a time, each with threads of its own")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxParallel))
+      ->type_name("N");
+  perf->add_option("-l,--length", options->size,
+                   "Bytes of a message (128K; round trips: 64)")
+      ->transform(SizeWithin(1, kMaxSize))
+      ->type_name("SIZE");
+  perf->add_flag("-R,--reverse", options->reverse, "The server sends");
+  perf->add_flag("--bidir", options->both, "Both send");
+  perf->add_option("-i,--interval", options->interval,
+                   "Seconds between reports (1 on a terminal, with --compare\n"
+                   "none; 0: none)")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return text == "0" ? std::string() : CLI::Range(0.1, 3600.0)(text);
+          },
+          "0 or 0.1 to 3600"))
+      ->type_name("SEC");
+}
+
+// What is measured in place of a stream.
+void AddKinds(CLI::App* perf, Options* options) {
+  perf->add_flag("--latency", options->latency, "Measure round trips");
+  perf->add_flag("--short", options->brief,
+                 "Measure how fast connections are made: each carries one\n"
+                 "round trip");
+  perf->add_option("--connections", options->connections,
+                   "Measure round trips over so many connections in turn")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxConnections))
+      ->type_name("N");
+  perf->add_option("--active", options->active,
+                   "So many round trips of them under way at a time (64)")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxActive))
+      ->type_name("N");
+}
+
+// Over what, and what is compared.
+void AddTransports(CLI::App* perf, Options* options) {
+  perf->add_option("--transport", options->transports,
+                   "auto: rcsock with the best lane there is (default)\n"
+                   "shm, rdma: rcsock with this lane\n"
+                   "tcp: the kernel's TCP, without rcsock\n"
+                   "verbs: raw RDMA writes, without sockets\n"
+                   "With --compare a list: tcp,shm")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp", "verbs"}))
+      ->type_name("NAME");
+  auto* compare = perf->add_flag("--compare", options->compare,
+                                 "Run the transports in turn and compare them");
+  perf->add_option("--rounds", options->rounds, "Of --compare")
+      ->check(CLI::Range(1, 99))
+      ->needs(compare)
+      ->capture_default_str()
+      ->type_name("N");
+  perf->add_option("--report", options->report,
+                   "Measure latency, throughput over size and rate over\n"
+                   "connections, and write one HTML page with plots")
+      ->type_name("FILE");
+}
+
+// How the measurement is made, and shown.
+void AddDetails(CLI::App* perf, Options* options) {
+  perf->add_flag("--syscalls", options->syscalls,
+                 "Count system calls too, in a short run of its own under\n"
+                 "ptrace");
+  perf->add_option("--settle", options->settle,
+                   "At most so many seconds until the lanes are there")
+      ->check(CLI::Range(0.0, kMaxSettle))
+      ->capture_default_str()
+      ->type_name("SEC");
+  perf->add_option(
+          "-A,--affinity", options->affinity,
+          "Bind the measuring process to CPU N, and the server's\nto M")
+      ->type_name("N[,M]");
+  perf->add_flag("-J,--json", options->json, "Print JSON");
+}
+
 }  // namespace
 
 Command::Command(CLI::App* app)
@@ -405,102 +512,12 @@ Command::Command(CLI::App* app)
       worker_(app->add_subcommand("perf-worker", "")),
       options_(std::make_unique<Options>()) {
   worker_->group("");
-  Options& o = *options_;
   perf_->footer(kFooter);
-  perf_->add_flag("-s,--server", o.server, "Serve clients, one at a time");
-  perf_->add_option("-c,--client", o.host, "Measure with the server at HOST")
-      ->type_name("HOST");
-  perf_->add_option("-p,--port", o.port, "The server's port")
-      ->check(CLI::Range(1, 65535))
-      ->capture_default_str()
-      ->type_name("N");
-  perf_->add_option("-B,--bind", o.bind, "Serve at this address only")
-      ->type_name("ADDRESS");
-  perf_->add_flag("-1,--once", o.once, "Serve one client, then end");
-  perf_
-      ->add_option("-t,--time", o.seconds,
-                   "Seconds to measure (10; --compare: 2 for each run,\n"
-                   "--report: 0.5)")
-      ->check(CLI::Range(kMinSeconds, kMaxSeconds))
-      ->type_name("SEC");
-  perf_
-      ->add_option("-n,--bytes", o.bytes,
-                   "Bytes to send, instead of -t (K, M, G)")
-      ->transform(SizeWithin(1, kMaxBytes))
-      ->type_name("SIZE");
-  perf_
-      ->add_option("-P,--parallel", o.parallel,
-                   "Connections at a time, each with threads of its own")
-      ->check(CLI::Range(std::uint64_t{1}, kMaxParallel))
-      ->type_name("N");
-  perf_
-      ->add_option("-l,--length", o.size,
-                   "Bytes of a message (128K; round trips: 64)")
-      ->transform(SizeWithin(1, kMaxSize))
-      ->type_name("SIZE");
-  perf_->add_flag("-R,--reverse", o.reverse, "The server sends");
-  perf_->add_flag("--bidir", o.both, "Both send");
-  perf_
-      ->add_option("-i,--interval", o.interval,
-                   "Seconds between reports (1 on a terminal, with --compare\n"
-                   "none; 0: none)")
-      ->check(CLI::Validator(
-          [](const std::string& text) {
-            return text == "0" ? std::string() : CLI::Range(0.1, 3600.0)(text);
-          },
-          "0 or 0.1 to 3600"))
-      ->type_name("SEC");
-  perf_->add_flag("--latency", o.latency, "Measure round trips");
-  perf_->add_flag("--short", o.brief,
-                  "Measure how fast connections are made: each carries one\n"
-                  "round trip");
-  perf_
-      ->add_option("--connections", o.connections,
-                   "Measure round trips over so many connections in turn")
-      ->check(CLI::Range(std::uint64_t{1}, kMaxConnections))
-      ->type_name("N");
-  perf_
-      ->add_option("--active", o.active,
-                   "So many round trips of them under way at a time (64)")
-      ->check(CLI::Range(std::uint64_t{1}, kMaxActive))
-      ->type_name("N");
-  perf_
-      ->add_option("--transport", o.transports,
-                   "auto: rcsock with the best lane there is (default)\n"
-                   "shm, rdma: rcsock with this lane\n"
-                   "tcp: the kernel's TCP, without rcsock\n"
-                   "verbs: raw RDMA writes, without sockets\n"
-                   "With --compare a list: tcp,shm")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp", "verbs"}))
-      ->type_name("NAME");
-  auto* compare = perf_->add_flag(
-      "--compare", o.compare, "Run the transports in turn and compare them");
-  perf_->add_option("--rounds", o.rounds, "Of --compare")
-      ->check(CLI::Range(1, 99))
-      ->needs(compare)
-      ->capture_default_str()
-      ->type_name("N");
-  perf_
-      ->add_option("--report", o.report,
-                   "Measure latency, throughput over size and rate over\n"
-                   "connections, and write one HTML page with plots")
-      ->type_name("FILE");
-  perf_->add_flag("--syscalls", o.syscalls,
-                  "Count system calls too, in a short run of its own under\n"
-                  "ptrace");
-  perf_
-      ->add_option("--settle", o.settle,
-                   "At most so many seconds until the lanes are there")
-      ->check(CLI::Range(0.0, kMaxSettle))
-      ->capture_default_str()
-      ->type_name("SEC");
-  perf_
-      ->add_option(
-          "-A,--affinity", o.affinity,
-          "Bind the measuring process to CPU N, and the server's\nto M")
-      ->type_name("N[,M]");
-  perf_->add_flag("-J,--json", o.json, "Print JSON");
+  AddEnds(perf_, options_.get());
+  AddAmount(perf_, options_.get());
+  AddKinds(perf_, options_.get());
+  AddTransports(perf_, options_.get());
+  AddDetails(perf_, options_.get());
 }
 
 Command::~Command() = default;

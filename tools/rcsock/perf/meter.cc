@@ -119,34 +119,11 @@ void Meter::ReadStdin(const std::function<void()>& on_finish) {
 }
 
 Side Meter::Drive(const std::function<void()>& on_finish) {
-  const std::int64_t interval = Ns(job_.interval);
-  const bool timed = job_.spec.bytes == 0;
-  std::int64_t progress_at = NowNs();
-  std::uint64_t progress = 0;
+  LastMove last{NowNs(), 0};
   while (running_.load() > 0) {
     const std::int64_t now = NowNs();
-    const std::int64_t begin = begin_.load(std::memory_order_acquire);
-    // Nothing announces the beginning, so this looks for it.
-    std::int64_t next = now + (begin == 0 ? 20'000'000 : 1'000'000'000);
-    if (begin != 0) {
-      if (reported_at_ == 0) reported_at_ = begin;
-      if (timed && !stopped()) {
-        const std::int64_t end = begin + Ns(job_.spec.seconds);
-        if (now >= end) stop_.store(true);
-        next = std::min(next, std::max(end, now));
-      }
-      if (!job_.server && interval > 0) {
-        if (now >= reported_at_ + interval) Report(now);
-        next = std::min(next, reported_at_ + interval);
-      }
-    }
-    const Sum sum = Total();
-    if (sum.tx + sum.rx != progress) {
-      progress = sum.tx + sum.rx;
-      progress_at = now;
-    } else if (now - progress_at > kStallNs + Ns(job_.spec.settle)) {
-      Quit("nothing has moved for 20 seconds");
-    }
+    const std::int64_t next = Step(now);
+    CheckMoves(now, &last);
     pollfd fds[] = {{done_.get(), POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
     const double wait = static_cast<double>(next - NowNs()) * 1e-6;
     ::poll(fds, 2, static_cast<int>(std::ceil(std::max(wait, 0.0))));
@@ -157,7 +134,40 @@ Side Meter::Drive(const std::function<void()>& on_finish) {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   for (std::thread& thread : threads_) thread.join();
+  return SideAt(end, usage);
+}
 
+std::int64_t Meter::Step(std::int64_t now) {
+  const std::int64_t interval = Ns(job_.interval);
+  const std::int64_t begin = begin_.load(std::memory_order_acquire);
+  // Nothing announces the beginning, so this looks for it.
+  if (begin == 0) return now + 20'000'000;
+  std::int64_t next = now + 1'000'000'000;
+  if (reported_at_ == 0) reported_at_ = begin;
+  const bool timed = job_.spec.bytes == 0;
+  if (timed && !stopped()) {
+    const std::int64_t end = begin + Ns(job_.spec.seconds);
+    if (now >= end) stop_.store(true);
+    next = std::min(next, std::max(end, now));
+  }
+  if (!job_.server && interval > 0) {
+    if (now >= reported_at_ + interval) Report(now);
+    next = std::min(next, reported_at_ + interval);
+  }
+  return next;
+}
+
+void Meter::CheckMoves(std::int64_t now, LastMove* last) const {
+  const Sum sum = Total();
+  if (sum.tx + sum.rx != last->bytes) {
+    *last = {now, sum.tx + sum.rx};
+  } else if (now - last->at > kStallNs + Ns(job_.spec.settle)) {
+    Quit("nothing has moved for 20 seconds");
+  }
+}
+
+Side Meter::SideAt(std::int64_t end, const rusage& usage) {
+  const std::int64_t interval = Ns(job_.interval);
   const std::int64_t begin = begin_.load(std::memory_order_acquire);
   if (reported_at_ == 0) reported_at_ = begin;
   // Reports what is left after the last interval, if it is worth a line.

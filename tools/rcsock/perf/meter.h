@@ -1,6 +1,8 @@
 #ifndef RCSOCK_TOOLS_RCSOCK_PERF_METER_H_
 #define RCSOCK_TOOLS_RCSOCK_PERF_METER_H_
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -72,7 +74,20 @@ class Meter {
     std::uint64_t messages = 0;
   };
 
+  // When bytes have last moved, and how many had by then.
+  struct LastMove {
+    std::int64_t at;
+    std::uint64_t bytes;
+  };
+
   Sum Total() const;
+  // Ends the measured time, and reports an interval, when they are over.
+  // Returns when to call this again, at the latest.
+  std::int64_t Step(std::int64_t now);
+  // Ends the process if nothing has moved for too long.
+  void CheckMoves(std::int64_t now, LastMove* last) const;
+  // Requires that all threads have ended.  Returns what this end has measured.
+  Side SideAt(std::int64_t end, const rusage& usage);
   void Report(std::int64_t now);
   void ReadStdin(const std::function<void()>& on_finish);
 

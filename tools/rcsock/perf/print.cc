@@ -73,6 +73,55 @@ std::string CpuOf(const Outcome& outcome, const Side& side) {
                      Micros(outcome.CpuPerMessage(side)), part * 100);
 }
 
+void PrintReceived(const Side& side, const char* by) {
+  const double bytes = static_cast<double>(side.rx_bytes);
+  Line(fmt::format("{:<14} {} in {:.2f} s: {} received by the {}", "throughput",
+                   Bytes(bytes), side.rx_seconds,
+                   Bits(side.rx_seconds > 0 ? bytes / side.rx_seconds : 0),
+                   by));
+}
+
+void PrintThroughput(const Outcome& outcome) {
+  const Direction direction = outcome.spec.direction;
+  if (direction != Direction::kReverse) {
+    PrintReceived(outcome.server, "server");
+  }
+  if (direction != Direction::kForward) {
+    PrintReceived(outcome.client, "client");
+  }
+}
+
+// Prints round trips or connections.
+void PrintRate(const Outcome& outcome) {
+  const bool brief = outcome.spec.mode == Mode::kShort;
+  const Side& client = outcome.client;
+  Line(fmt::format(
+      "{:<14} {} in {:.2f} s: {}/s", brief ? "connections" : "round trips",
+      Number(client.messages), client.seconds, Count(outcome.Rate())));
+  PrintQuantiles(brief ? "whole exchange" : "latency", client.latency);
+  if (brief || outcome.spec.connections > 1) {
+    PrintQuantiles("connect", client.connect);
+  }
+}
+
+// Returns how much was on the lane, and why so much was not.  "": not known.
+std::string ShareOf(const Outcome& outcome) {
+  if (!outcome.ShareKnown()) return "";
+  std::string why = outcome.WhyTcp();
+  if (outcome.spec.mode == Mode::kShort) {
+    // Each reason with the number of connections that had it.
+    why.clear();
+    for (const auto& [reason, n] : outcome.reasons) {
+      why += fmt::format("{}{} of {} {}", why.empty() ? "" : ", ", Number(n),
+                         Number(outcome.client.messages), reason);
+    }
+  }
+  const double share = outcome.Share();
+  return fmt::format(", {} of the bytes{}", Percent(share),
+                     share < 0.01 ? " on a lane" : "") +
+         (share < kGoodShare && !why.empty() ? " (" + why + ")" : "");
+}
+
 }  // namespace
 
 std::string Bits(double bytes_per_second) {
@@ -188,38 +237,14 @@ void PrintInterval(const Spec& spec, const Interval& interval) {
 
 void PrintOutcome(const Outcome& outcome) {
   const Spec& spec = outcome.spec;
-  const Side& client = outcome.client;
-  const Side& server = outcome.server;
-  const auto over = [](std::uint64_t bytes, double seconds) {
-    return Bits(seconds > 0 ? static_cast<double>(bytes) / seconds : 0);
-  };
   if (spec.mode == Mode::kStream) {
-    if (spec.direction != Direction::kReverse) {
-      Line(fmt::format(
-          "{:<14} {} in {:.2f} s: {} received by the server", "throughput",
-          Bytes(static_cast<double>(server.rx_bytes)), server.rx_seconds,
-          over(server.rx_bytes, server.rx_seconds)));
-    }
-    if (spec.direction != Direction::kForward) {
-      Line(fmt::format(
-          "{:<14} {} in {:.2f} s: {} received by the client", "throughput",
-          Bytes(static_cast<double>(client.rx_bytes)), client.rx_seconds,
-          over(client.rx_bytes, client.rx_seconds)));
-    }
+    PrintThroughput(outcome);
   } else {
-    Line(fmt::format("{:<14} {} in {:.2f} s: {}/s",
-                     spec.mode == Mode::kShort ? "connections" : "round trips",
-                     Number(client.messages), client.seconds,
-                     Count(outcome.Rate())));
-    PrintQuantiles(spec.mode == Mode::kShort ? "whole exchange" : "latency",
-                   client.latency);
+    PrintRate(outcome);
   }
-  if (spec.mode == Mode::kShort ||
-      (spec.mode == Mode::kMessages && spec.connections > 1)) {
-    PrintQuantiles("connect", client.connect);
-  }
-  Line(fmt::format("{:<14} client {}, server {}", "CPU", CpuOf(outcome, client),
-                   CpuOf(outcome, server)));
+  Line(fmt::format("{:<14} client {}, server {}", "CPU",
+                   CpuOf(outcome, outcome.client),
+                   CpuOf(outcome, outcome.server)));
   if (outcome.client_calls && outcome.server_calls) {
     const std::uint64_t n = outcome.Messages();
     Line(fmt::format("{:<14} client {:.2f} a message{}, server {:.2f}{}",
@@ -233,22 +258,7 @@ void PrintOutcome(const Outcome& outcome) {
     Line(fmt::format("{:<14} the kernel's TCP, without rcsock", "transport"));
     return;
   }
-  std::string lane = fmt::format("{:<14} {}", "lane", outcome.Lane());
-  if (outcome.ShareKnown()) {
-    lane += fmt::format(", {} of the bytes{}", Percent(outcome.Share()),
-                        outcome.Share() < 0.01 ? " on a lane" : "");
-    std::string why = outcome.WhyTcp();
-    if (spec.mode == Mode::kShort) {
-      // Each reason with the number of connections that had it.
-      why.clear();
-      for (const auto& [reason, n] : outcome.reasons) {
-        why += fmt::format("{}{} of {} {}", why.empty() ? "" : ", ", Number(n),
-                           Number(client.messages), reason);
-      }
-    }
-    if (outcome.Share() < kGoodShare && !why.empty()) lane += " (" + why + ")";
-  }
-  Line(lane);
+  Line(fmt::format("{:<14} {}{}", "lane", outcome.Lane(), ShareOf(outcome)));
 }
 
 void PrintListening(std::uint16_t port, bool json) {

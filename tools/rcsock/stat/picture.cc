@@ -82,28 +82,28 @@ class Guess {
   bool usual_bytes_;
 };
 
-}  // namespace
-
-Picture Collect(const CollectOptions& options) {
-  Picture picture;
+// Asks the processes that may be asked, and finds those with the preload.
+Found Find(const CollectOptions& options) {
   // doctor's probe asks itself.  It trusts its own answer, and a child of the
   // probe would take its streams back to TCP.
+  if (options.pid != ::getpid()) return FindApart(options);
   Found found;
-  if (options.pid == ::getpid()) {
-    AskAll(options, options.pid, [&](ProcessPicture process) {
-      found.answers.push_back(std::move(process));
-      return true;
-    });
-    found.preloaded.push_back(options.pid);
-  } else {
-    found = FindApart(options);
-  }
-  picture.processes = std::move(found.answers);
+  AskAll(options, options.pid, [&](ProcessPicture process) {
+    found.answers.push_back(std::move(process));
+    return true;
+  });
+  found.preloaded.push_back(options.pid);
+  return found;
+}
+
+// Adds the processes with the preload that have not answered.
+void AddUnanswered(const CollectOptions& options,
+                   const std::vector<pid_t>& preloaded, Picture* picture) {
   const auto known = [&](pid_t pid) {
-    return std::any_of(picture.processes.begin(), picture.processes.end(),
+    return std::any_of(picture->processes.begin(), picture->processes.end(),
                        [pid](const auto& one) { return one.pid == pid; });
   };
-  for (const pid_t pid : found.preloaded) {
+  for (const pid_t pid : preloaded) {
     if ((options.pid != 0 && pid != options.pid) || known(pid)) continue;
     // In a shell under `rcsock run`, this process is one, too. doctor asks
     // itself.
@@ -116,44 +116,69 @@ Picture Collect(const CollectOptions& options) {
     process.source = !InOurNetwork(pid)  ? Source::kElsewhere
                      : HasConductor(pid) ? Source::kSilent
                                          : Source::kTcpOnly;
-    picture.processes.push_back(std::move(process));
+    picture->processes.push_back(std::move(process));
   }
-  picture.monotonic_ns = base::NowNs();
-  std::unordered_map<std::uint64_t, posix::SnapshotStream> sockets;
-  bool looked = false;
-  for (ProcessPicture& process : picture.processes) {
+}
+
+// Names the processes, and drops those that `program` does not ask for.
+void KeepNamed(const std::string& program, Picture* picture) {
+  for (ProcessPicture& process : picture->processes) {
     process.program = ProgramOf(process.pid);
   }
-  if (!options.program.empty()) {
-    std::erase_if(picture.processes, [&](const ProcessPicture& process) {
-      const char* glob = options.program.c_str();
-      return ::fnmatch(glob, process.program.c_str(), 0) != 0 &&
-             ::fnmatch(glob, FileOf(process.pid).c_str(), 0) != 0;
-    });
+  if (program.empty()) return;
+  std::erase_if(picture->processes, [&](const ProcessPicture& process) {
+    const char* glob = program.c_str();
+    return ::fnmatch(glob, process.program.c_str(), 0) != 0 &&
+           ::fnmatch(glob, FileOf(process.pid).c_str(), 0) != 0;
+  });
+}
+
+// Returns why a process has not answered.
+std::string TroubleOf(pid_t pid) {
+  const char state = StateOf(pid);
+  const std::string where = ConductorInKernel(pid);
+  if (!where.empty()) {
+    return "its background thread waits in the kernel: " + where;
   }
+  return state == 'T' || state == 't' ? "it is stopped"
+         : state == 'Z' || state == 0 ? "it has ended"
+                                      : "no answer in time";
+}
+
+using Sockets = std::unordered_map<std::uint64_t, posix::SnapshotStream>;
+
+// Adds what the kernel knows of a process that has not answered.
+void AddFromKernel(const Sockets& sockets, ProcessPicture* process) {
+  process->streams = StreamsOf(process->pid, sockets);
+  const bool silent = process->source == Source::kSilent;
+  const Guess guess(*process);
+  for (StreamPicture& stream : process->streams) {
+    stream.is.reason =
+        static_cast<std::uint8_t>(silent ? kUnknown : guess.Why(stream.is));
+  }
+  if (silent && process->trouble.empty()) {
+    process->trouble = TroubleOf(process->pid);
+  }
+}
+
+}  // namespace
+
+Picture Collect(const CollectOptions& options) {
+  Picture picture;
+  Found found = Find(options);
+  picture.processes = std::move(found.answers);
+  AddUnanswered(options, found.preloaded, &picture);
+  picture.monotonic_ns = base::NowNs();
+  KeepNamed(options.program, &picture);
+  Sockets sockets;
+  bool looked = false;
   for (ProcessPicture& process : picture.processes) {
     if (process.source == Source::kAnswer ||
         process.source == Source::kElsewhere) {
       continue;
     }
     if (!std::exchange(looked, true)) sockets = TcpSockets();
-    process.streams = StreamsOf(process.pid, sockets);
-    const Guess guess(process);
-    for (StreamPicture& stream : process.streams) {
-      stream.is.reason = process.source == Source::kSilent
-                             ? static_cast<std::uint8_t>(kUnknown)
-                             : static_cast<std::uint8_t>(guess.Why(stream.is));
-    }
-    if (process.source == Source::kSilent && process.trouble.empty()) {
-      const char state = StateOf(process.pid);
-      process.trouble = state == 'T' || state == 't' ? "it is stopped"
-                        : state == 'Z' || state == 0 ? "it has ended"
-                                                     : "no answer in time";
-      const std::string where = ConductorInKernel(process.pid);
-      if (!where.empty()) {
-        process.trouble = "its background thread waits in the kernel: " + where;
-      }
-    }
+    AddFromKernel(sockets, &process);
   }
   // A process that has ended meanwhile is not worth a line.
   std::erase_if(picture.processes, [](const ProcessPicture& process) {

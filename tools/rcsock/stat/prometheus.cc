@@ -53,87 +53,120 @@ class Page {
   std::map<std::string, prometheus::MetricFamily> families_;
 };
 
-void AddProcess(const ProcessPicture& process, Page* page) {
-  const Labels who = {{"program", process.program},
-                      {"pid", std::to_string(process.pid)}};
-  const auto with = [&who](const char* key, const std::string& value) {
-    Labels labels = who;
+// The metrics of one process.
+class ProcessPage {
+ public:
+  ProcessPage(const ProcessPicture& process, Page* page)
+      : process_(process),
+        total_(process.total),
+        who_({{"program", process.program},
+              {"pid", std::to_string(process.pid)}}),
+        page_(page) {}
+
+  void Add() {
+    // Nothing is known here of a process in another network namespace.
+    if (process_.source == Source::kElsewhere) return;
+    const bool silent = process_.source == Source::kSilent;
+    page_->Gauge("rcsock_up", "1 if the process answers", who_, silent ? 0 : 1);
+    if (!silent) AddOpen();
+    if (process_.source != Source::kAnswer) return;
+    AddTotals();
+    AddReasons();
+    AddLanes();
+  }
+
+ private:
+  Labels With(const char* key, const std::string& value) const {
+    Labels labels = who_;
     labels.emplace_back(key, value);
     return labels;
-  };
-  // Nothing is known here of a process in another network namespace.
-  if (process.source == Source::kElsewhere) return;
-  page->Gauge("rcsock_up", "1 if the process answers", who,
-              process.source == Source::kSilent ? 0 : 1);
-  std::map<std::string, std::uint64_t> lanes = {
-      {"tcp", 0}, {"shm", 0}, {"rdma", 0}};
-  std::map<std::string, std::uint64_t> reasons;
-  for (const StreamPicture& stream : process.streams) {
-    ++lanes[LaneName(stream.is.lane)];
-    if (stream.is.lane == posix::SnapshotLane::kTcp) {
-      ++reasons[ReasonName(stream.is.reason)];
-    }
   }
-  if (process.source != Source::kSilent) {
+
+  // The connections that are open.
+  void AddOpen() {
+    std::map<std::string, std::uint64_t> lanes = {
+        {"tcp", 0}, {"shm", 0}, {"rdma", 0}};
+    std::map<std::string, std::uint64_t> reasons;
+    for (const StreamPicture& stream : process_.streams) {
+      ++lanes[LaneName(stream.is.lane)];
+      if (stream.is.lane == posix::SnapshotLane::kTcp) {
+        ++reasons[ReasonName(stream.is.reason)];
+      }
+    }
     for (const auto& [lane, count] : lanes) {
-      page->Gauge("rcsock_open_streams", "Open connections, by lane",
-                  with("lane", lane), count);
+      page_->Gauge("rcsock_open_streams", "Open connections, by lane",
+                   With("lane", lane), count);
     }
     for (const auto& [reason, count] : reasons) {
-      page->Gauge("rcsock_tcp_streams",
-                  "Open connections that are on TCP, by why",
-                  with("reason", reason), count);
+      page_->Gauge("rcsock_tcp_streams",
+                   "Open connections that are on TCP, by why",
+                   With("reason", reason), count);
     }
   }
-  if (process.source != Source::kAnswer) return;
-  const posix::SnapshotHead& total = process.total;
-  page->Counter("rcsock_streams_total", "Connections so far", who,
-                total.streams);
-  page->Counter("rcsock_promoted_total", "Connections that have been on a lane",
-                who, total.promoted);
-  page->Counter("rcsock_demotions_total", "Times that one left its lane", who,
-                total.demotions);
-  page->Counter("rcsock_failovers_total", "Times that a lane died under one",
-                who, total.failovers);
-  page->Counter("rcsock_lost_bytes_total",
-                "Unread bytes lost to a program that exec started without "
-                "rcsock",
-                who, total.lost_bytes);
-  page->Counter("rcsock_in_place_bytes_total",
-                "Bytes that a device has put where the program wanted them",
-                who, total.in_place_bytes);
-  page->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices", who,
-              total.pinned_bytes);
-  for (const auto& [why, count] :
-       {std::pair{"budget", total.evicted_budget},
-        std::pair{"memory", total.evicted_memory},
-        std::pair{"idle_rings", total.evicted_idle}}) {
-    page->Counter("rcsock_evicted_total",
-                  "Connections asked to leave an RDMA lane, by why",
-                  with("why", why), count);
+
+  void AddTotals() {
+    page_->Counter("rcsock_streams_total", "Connections so far", who_,
+                   total_.streams);
+    page_->Counter("rcsock_promoted_total",
+                   "Connections that have been on a lane", who_,
+                   total_.promoted);
+    page_->Counter("rcsock_demotions_total", "Times that one left its lane",
+                   who_, total_.demotions);
+    page_->Counter("rcsock_failovers_total", "Times that a lane died under one",
+                   who_, total_.failovers);
+    page_->Counter("rcsock_lost_bytes_total",
+                   "Unread bytes lost to a program that exec started without "
+                   "rcsock",
+                   who_, total_.lost_bytes);
+    page_->Counter("rcsock_in_place_bytes_total",
+                   "Bytes that a device has put where the program wanted them",
+                   who_, total_.in_place_bytes);
+    page_->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices",
+                 who_, total_.pinned_bytes);
   }
-  // The count of an open connection goes away when that connection gets a lane.
-  for (std::size_t r = 0; r < std::size(base::kReasonKeys); ++r) {
-    if (total.reasons[r] == 0) continue;
-    page->Gauge("rcsock_never_on_a_lane",
-                "Connections so far, open or closed, without a lane, by why",
-                with("reason", base::kReasonKeys[r]), total.reasons[r]);
+
+  // Why connections left their lanes, or never had one.
+  void AddReasons() {
+    for (const auto& [why, count] :
+         {std::pair{"budget", total_.evicted_budget},
+          std::pair{"memory", total_.evicted_memory},
+          std::pair{"idle_rings", total_.evicted_idle}}) {
+      page_->Counter("rcsock_evicted_total",
+                     "Connections asked to leave an RDMA lane, by why",
+                     With("why", why), count);
+    }
+    // The count of an open connection goes away when that connection gets a
+    // lane.
+    for (std::size_t r = 0; r < std::size(base::kReasonKeys); ++r) {
+      if (total_.reasons[r] == 0) continue;
+      page_->Gauge("rcsock_never_on_a_lane",
+                   "Connections so far, open or closed, without a lane, by why",
+                   With("reason", base::kReasonKeys[r]), total_.reasons[r]);
+    }
   }
-  for (int i = 0; i < 3; ++i) {
-    const char* lane = LaneName(static_cast<posix::SnapshotLane>(i));
-    page->Counter("rcsock_sent_bytes_total", "Bytes sent, by lane",
-                  with("lane", lane), total.lanes[i].tx_bytes);
-    page->Counter("rcsock_received_bytes_total", "Bytes received, by lane",
-                  with("lane", lane), total.lanes[i].rx_bytes);
+
+  void AddLanes() {
+    for (int i = 0; i < 3; ++i) {
+      const char* lane = LaneName(static_cast<posix::SnapshotLane>(i));
+      page_->Counter("rcsock_sent_bytes_total", "Bytes sent, by lane",
+                     With("lane", lane), total_.lanes[i].tx_bytes);
+      page_->Counter("rcsock_received_bytes_total", "Bytes received, by lane",
+                     With("lane", lane), total_.lanes[i].rx_bytes);
+    }
   }
-}
+
+  const ProcessPicture& process_;
+  const posix::SnapshotHead& total_;
+  const Labels who_;
+  Page* const page_;
+};
 
 }  // namespace
 
 std::string AsPrometheus(const Picture& picture) {
   Page page;
   for (const ProcessPicture& process : picture.processes) {
-    AddProcess(process, &page);
+    ProcessPage(process, &page).Add();
   }
   for (const auto& [name, totals] : Devices(picture)) {
     page.Gauge("rcsock_device_streams", "Open connections on the device",

@@ -163,9 +163,8 @@ std::string Elsewhere(const std::vector<const ProcessPicture*>& processes) {
                      one.pid);
 }
 
-}  // namespace
-
-std::string AsText(const Picture& picture, bool colour) {
+// Returns a table with a line for each stream, or "" if there is no stream.
+std::string Table(const Picture& picture, bool colour) {
   std::vector<Row> rows = {Header()};
   std::vector<const char*> colours = {kBold};
   for (const ProcessPicture& process : picture.processes) {
@@ -177,6 +176,7 @@ std::string AsText(const Picture& picture, bool colour) {
                                                                     : "");
     }
   }
+  if (rows.size() == 1) return "";
   std::array<std::size_t, kColumns> widths{};
   for (const Row& row : rows) {
     for (int c = 0; c < kColumns; ++c) {
@@ -184,10 +184,7 @@ std::string AsText(const Picture& picture, bool colour) {
     }
   }
   std::string text;
-  if (picture.processes.empty()) {
-    return "no process of this user runs under rcsock\n";
-  }
-  for (std::size_t r = 0; r < rows.size() && rows.size() > 1; ++r) {
+  for (std::size_t r = 0; r < rows.size(); ++r) {
     std::string line;
     for (int c = 0; c < kColumns; ++c) {
       line += fmt::format("{:<{}}", rows[r][c], widths[c] + 2);
@@ -198,7 +195,12 @@ std::string AsText(const Picture& picture, bool colour) {
     }
     text += line + "\n";
   }
-  if (rows.size() > 1) text += "\n";
+  return text + "\n";
+}
+
+// Returns a line for each process, and one for all those elsewhere.
+std::string Processes(const Picture& picture) {
+  std::string text;
   std::vector<const ProcessPicture*> elsewhere;
   for (const ProcessPicture& process : picture.processes) {
     const std::string name = fmt::format("{}/{}", process.program, process.pid);
@@ -220,7 +222,12 @@ std::string AsText(const Picture& picture, bool colour) {
         break;
     }
   }
-  text += Elsewhere(elsewhere);
+  return text + Elsewhere(elsewhere);
+}
+
+// Returns a line for each device in use, and one for each of its ports.
+std::string DeviceLines(const Picture& picture) {
+  std::string text;
   for (const auto& [name, totals] : Devices(picture)) {
     text += fmt::format("device {}: {}, {}\n", name,
                         Several(totals.streams, "stream"),
@@ -234,6 +241,15 @@ std::string AsText(const Picture& picture, bool colour) {
     }
   }
   return text;
+}
+
+}  // namespace
+
+std::string AsText(const Picture& picture, bool colour) {
+  if (picture.processes.empty()) {
+    return "no process of this user runs under rcsock\n";
+  }
+  return Table(picture, colour) + Processes(picture) + DeviceLines(picture);
 }
 
 }  // namespace rcsock::tools
