@@ -20,7 +20,8 @@ struct [[nodiscard]] IoResult {
     // The number has been closed under the call, and the object may be another
     // connection: the call goes on with what the number names now.
     kGone,
-    // The number has been closed under the call, which has slept.  The call goes
+    // The number has been closed under the call, which has slept.  The call
+    // goes
     // on with the stream, by RecvLeft or SendLeft.
     kClosedInUse,
   };

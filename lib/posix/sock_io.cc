@@ -244,8 +244,7 @@ void Sock::WriteWithBoth(SendCall& call) {
     tx_wait_ = true;
   }
   HandleChanges();
-  if (lane_ == nullptr && n > 0 && stream_->Idle() &&
-      !lane_state_.Seeking()) {
+  if (lane_ == nullptr && n > 0 && stream_->Idle() && !lane_state_.Seeking()) {
     PostSettle();
   }
   rx_latch.unlock();
