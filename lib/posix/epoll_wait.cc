@@ -149,7 +149,7 @@ class EpollSet::WaitCall {
         capacity_(capacity),
         limits_(timeout_ns, mask, leave->signals) {}
 
-  int Run() {
+  [[gnu::always_inline]] int Run() {
     while (!set_->HasUser()) {
       if (SleepAsStranger()) return Result();
     }
@@ -160,9 +160,9 @@ class EpollSet::WaitCall {
 
   // --- For WaitLoop.
   bool Look();
-  void LastLook() {
+  bool TimeOut() {
     limits_.Expire();
-    Look();
+    return false;
   }
   bool Spin() const { return spins_; }
   bool Sleep();
@@ -266,7 +266,7 @@ bool EpollSet::WaitCall::SleepAsStranger() {
 //
 // The bitmaps and the list get their look every fourth time, too.  Otherwise a
 // direct stream that always has something would keep them waiting.
-bool EpollSet::WaitCall::LookAtKernelFirst() {
+[[gnu::always_inline]] inline bool EpollSet::WaitCall::LookAtKernelFirst() {
   if (set_->InOrderWithKernel(capacity_) || !set_->KernelDue() || Gone()) {
     return false;
   }
@@ -279,7 +279,7 @@ bool EpollSet::WaitCall::LookAtKernelFirst() {
 }
 
 // Looks at the lanes, and spins.  Then looks at the kernel if that is due.
-bool EpollSet::WaitCall::Look() {
+[[gnu::always_inline]] inline bool EpollSet::WaitCall::Look() {
   Found found;
   if (!LookAtLanes(&found)) return Close();
   if (found.leaves) {
@@ -497,7 +497,7 @@ bool EpollSet::WaitCall::Sleep() {
 }
 
 // Returns the result, and leaves nothing behind for which no thread is awake.
-int EpollSet::WaitCall::Finish() {
+[[gnu::always_inline]] inline int EpollSet::WaitCall::Finish() {
   // A thread that leaves work behind wakes the next thread.
   if (result_ > 0 && set_->ready_count_.load(std::memory_order_seq_cst) > 0) {
     Registry::KickSleepers(set_);

@@ -109,8 +109,8 @@ class Polling {
       kernel_look_ = 0;
     }
   }
-  void LastLook() {
-    End(looked_ && limits_.mask() == nullptr ? 0 : LookLast());
+  bool TimeOut() {
+    return End(looked_ && limits_.mask() == nullptr ? 0 : LastLook());
   }
   bool Spin() { return !in_vain_ && spin_.Go(); }
   bool Sleep() {
@@ -323,7 +323,7 @@ class Polling {
     return count;
   }
 
-  int LookLast() {
+  int LastLook() {
     const int n = LookKernel(0, false, limits_.mask());
     if (n <= 0) return n;
     LookBeside();

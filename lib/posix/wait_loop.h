@@ -79,7 +79,8 @@ class WaitLimits {
 // Looks, spins and sleeps until the call is over.  A Call has these members:
 //
 //   bool Look();          a look; it returns whether the call is over
-//   void LastLook();      a look at everything, when the time is over
+//   bool TimeOut();       the time is over; returns whether the call is, or the
+//                         next look is the last
 //   bool Spin();          false: the thread has spun for long enough
 //   bool Sleep();         arms, looks and sleeps; returns whether it is over
 //   bool Fail(int error);
@@ -88,8 +89,8 @@ template <class Call>
   while (!call->Look()) {
     if (limits->Left() == 0) {
       // The thread may have lost its CPU for longer than that.
-      call->LastLook();
-      return;
+      if (call->TimeOut()) return;
+      continue;
     }
     limits->BlockMask();
     if (limits->Interrupted()) {
