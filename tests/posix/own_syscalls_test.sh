@@ -27,7 +27,7 @@ if ! grep -q '"raw_calls"' "$work"/stats.*; then
   echo "FAILED: no process says raw_calls"
   bad=1
 fi
-if ! grep -q 'no lanes: .*own_calls makes system calls of its own' "$work/err"; then
+if ! grep -q 'no lanes: .*own_syscalls makes system calls of its own' "$work/err"; then
   echo "FAILED: the log does not say why"
   head "$work/err"
   bad=1
