@@ -148,31 +148,34 @@ bool NopHasResult() {
   return has != 0;
 }
 
-// An epoll set of rcsock's own and its only member.  ADD answers this pair with
-// EEXIST.  False: none can be made.
-struct Pair {
+// An epoll set of rcsock's own, its only member, and a file that is none.  ADD
+// of the member says EEXIST; DEL and MOD of the other file say ENOENT.
+struct Refusing {
   int set = -1;
   int member = -1;
+  int stranger = -1;
 };
-constinit base::Latch pair_latch;
-constinit Pair pair RC_GUARDED_BY(pair_latch);
-bool FindPair(Pair* found) {
+constinit base::Latch refusing_latch;
+constinit Refusing refusing RC_GUARDED_BY(refusing_latch);
+// False: none can be made.
+bool FindRefusing(Refusing* found) {
   Critical critical;
-  pair_latch.lock();
-  if (pair.set < 0) {
+  const auto counter = [] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); };
+  refusing_latch.lock();
+  if (refusing.set < 0) {
     base::UniqueFd set(base::OpenHighForParent(
         [] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); }));
-    base::UniqueFd member(base::OpenHighForParent(
-        [] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));
+    base::UniqueFd member(base::OpenHighForParent(counter));
+    base::UniqueFd stranger(base::OpenHighForParent(counter));
     epoll_event nothing{};
-    if (set.ok() && member.ok() &&
+    if (set.ok() && member.ok() && stranger.ok() &&
         ::syscall(SYS_epoll_ctl, set.get(), EPOLL_CTL_ADD, member.get(),
                   &nothing) == 0) {
-      pair = {set.release(), member.release()};
+      refusing = {set.release(), member.release(), stranger.release()};
     }
   }
-  *found = pair;
-  pair_latch.unlock();
+  *found = refusing;
+  refusing_latch.unlock();
   return found->set >= 0;
 }
 
@@ -235,17 +238,21 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
   }
   switch (error) {
     case EEXIST:
-    case EINVAL: {
+    case EINVAL:
+    // The kernel might find what a later request of the batch has added: rcsock
+    // carries out the whole batch before the kernel sees its first request.
+    case ENOENT: {
+      Refusing of;
+      if (!FindRefusing(&of)) return false;
       // A set is refused as a member of itself.
-      Pair of;
-      if (!FindPair(&of)) return false;
-      const int member = error == EEXIST ? of.member : of.set;
+      const int member = error == EEXIST   ? of.member
+                         : error == ENOENT ? of.stranger
+                                           : of.set;
       Write(at, offsetof(io_uring_sqe, off),
             static_cast<std::uint64_t>(member));
       Write(at, offsetof(io_uring_sqe, fd), static_cast<std::uint32_t>(of.set));
       break;
     }
-    case ENOENT:
     case EBADF:
     case EPERM:
     case ELOOP:
@@ -353,10 +360,10 @@ void Restore(io_uring_sqe* at) {
   Write(at, kLastWord, std::uint64_t{0});
 }
 
-void PairForkChild() {
-  pair_latch.Reset();
-  pair_latch.AssertUnshared();
-  pair = {};  // closed, as all descriptors of rcsock
+void RefusingForkChild() {
+  refusing_latch.Reset();
+  refusing_latch.AssertUnshared();
+  refusing = {};  // closed, as all descriptors of rcsock
 }
 
 void PinAll() {

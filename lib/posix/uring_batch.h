@@ -75,7 +75,7 @@ void Restore(io_uring_sqe* at);
 void Restrict(int fd);
 
 // In the child of fork.
-void PairForkChild();
+void RefusingForkChild();
 
 }  // namespace rcsock::posix::uring
 

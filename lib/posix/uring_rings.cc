@@ -261,7 +261,7 @@ void ForgetRings(unsigned first, unsigned last) {
 void RingsForkChild() {
   rings_latch.Reset();
   rings_latch.AssertUnshared();
-  PairForkChild();
+  RefusingForkChild();
   CompleteForkChild();
   for (int i = 0; i < rings_top; ++i) rings[i] = {};
   rings_top = 0;

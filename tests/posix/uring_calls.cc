@@ -452,6 +452,21 @@ Case controls_old("ring_controls_of_old", EchoAll, [](int fd) {
   Controls(fd, 0);
 });
 
+// A refused request stays refused, although a later one of its batch would let
+// it pass: on a connection that is still on TCP.
+Case controls_old_first("ring_controls_of_old_at_first", EchoAll, [](int fd) {
+  CHECK_THAT(::personality(UNAME26) >= 0);
+  Ring ring(16);
+  if (!ring.ok()) return;
+  const int set = ::epoll_create1(0);
+  epoll_event in{.events = EPOLLIN, .data = {.u64 = 7}};
+  ring.Control(1, set, EPOLL_CTL_DEL, fd, nullptr);
+  ring.Control(2, set, EPOLL_CTL_MOD, fd, &in);
+  ring.Control(3, set, EPOLL_CTL_ADD, fd, &in);
+  ring.Submit(3);
+  Call(fd, 200);
+});
+
 // Where what comes before may have to be done first, or the request has
 // something else about it, results are as ever.
 Case controls_odd("ring_controls_oddly", EchoAll, [](int fd) {
