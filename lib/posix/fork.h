@@ -5,24 +5,26 @@
 
 namespace rcsock::posix {
 
-// Around fork(), as handlers of pthread_atfork: streams go to TCP first, and
-// the child's share of them is counted.
+// Run around fork(), as handlers of pthread_atfork.  ForkPrepare takes the
+// streams to TCP, counts the child's share in them, and takes the latches.  The
+// two others release the latches.
 void ForkPrepare();
 void ForkParent();
 void ForkChild();
-// The number of this thread's last one that has begun.
+// Returns the number of the last fork that this thread has begun.
 std::uint32_t LastFork();
-// A fork that failed has shared nothing.
+// Takes the shares of this thread's last fork back: it has failed.
 void ForkFailed();
-// One has begun, and its child is not there yet: no stream may take a lane.
+// Returns whether a fork has begun whose child is not there yet.  Then no
+// stream may take a lane.
 bool Forking();
-// The process is about to end, or to become another one, whose threads end with
-// that: those of other threads are waited for, a bounded time, for with a child
-// this is not the end of its connections.  (What is told of them would be
-// another thing than TCP says either way.)
+// Waits for the forks of other threads, a bounded time.  The process is about
+// to end or to exec, and its threads end with it.  With a child this is not the
+// end of its connections, and what this process would tell the peers
+// contradicts what TCP says.
 void AwaitForks();
-// The process ends: forks of this thread that a handler has interrupted do not
-// go on.
+// Forgets the forks of this thread that a handler has interrupted.  The process
+// ends, and they do not go on.
 void EndForks();
 
 }  // namespace rcsock::posix

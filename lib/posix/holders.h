@@ -6,18 +6,19 @@
 
 namespace rcsock::posix {
 
-// What the processes that hold one connection know of it together: how many
-// they are, and how far it had come by those who have left.  In memory that
-// fork shares and exec can pass on, one table for a family of processes.
+// What the processes that hold one connection know together: how many they are,
+// and how far those that have left had brought the connection.  A family of
+// processes has one table, in memory that fork shares and exec can pass on.
+// Any thread of these processes may read and write a Holding: all is atomic.
 //
-// A holder counts the bytes that it moves; what it has not told yet is its own.
-// So the offset of the connection is what is told here and what each holder has
-// not told, and who holds it alone knows it.
+// A holder counts the bytes that it moves, and tells them here later.  So the
+// offset of the connection is what is told here, and what each holder has not
+// told.  A sole holder knows the offset.
 //
-// A process that dies without a word leaves its count: then nobody is alone any
-// more, and the connection stays on TCP.
+// A process that dies without a word leaves its count.  Then no process is
+// alone any more, and the connection stays on TCP.
 struct Holding {
-  // Bit 31: somebody has done to the connection what no lane can follow.
+  // Bit 31: a holder has done to the connection what no lane can follow.
   static constexpr std::uint32_t kSpoilt = 1u << 31;
   // Bit 30: a process that is not counted may hold it, for good.
   static constexpr std::uint32_t kUncounted = 1u << 30;
@@ -29,24 +30,25 @@ struct Holding {
   std::atomic<std::uint64_t> rx;
   std::uint64_t unused[4];
 
-  // One holder, and no mark.
+  // Returns whether there is one holder, and no mark.
   bool Alone() const { return count.load(std::memory_order_seq_cst) == 1; }
-  // One holder, whatever has been done to the connection.
+  // Returns whether there is one holder, whatever was done to the connection.
   bool OfOne() const {
     return (count.load(std::memory_order_seq_cst) & ~kSpoilt) == 1;
   }
-  // One holder fewer.
+  // Takes one holder away.  The last one frees the place.
   void Leave();
 };
 
-// A new one of one holder: its number, or -1.
+// Returns the number of a new Holding with one holder, or -1.
 int MakeHolding();
-// Null: no such number.
+// Returns the Holding of that number, or null.
 Holding* FindHolding(int number);
-// The descriptor of the table; -1: nothing that exec could pass on.
+// Returns the descriptor of the table, or -1 if exec cannot pass it on.
 int HoldingsFd();
-// Uses the table of the program that this one was executed by, if it is one.
-// (Only before the first MakeHolding.)  Then `fd` is this process's.
+// Uses the table that the program before this one has left, if `fd` is a table.
+// Returns true if so: then `fd` is this function's.  Requires that no Holding
+// has been made yet.
 bool TakeHoldings(int fd);
 
 }  // namespace rcsock::posix

@@ -9,7 +9,8 @@
 
 namespace rcsock::posix {
 
-// What has come of a part of a call that sends or receives.
+// The result of a step of a call that sends or receives.  A value; any thread
+// may copy it.
 struct [[nodiscard]] IoResult {
   enum class Status : std::uint64_t {
     // The call is over, and returns `bytes`; if that is -1, errno says why.
@@ -21,8 +22,7 @@ struct [[nodiscard]] IoResult {
     // connection: the call goes on with what the number names now.
     kGone,
     // The number has been closed under the call, which has slept.  The call
-    // goes
-    // on with the stream, by RecvLeft or SendLeft.
+    // goes on with the stream, by RecvLeft or SendLeft.
     kClosedInUse,
   };
 
@@ -45,7 +45,7 @@ struct [[nodiscard]] IoResult {
   }
 };
 
-// It comes back in two registers.
+// A function returns it in two registers.
 static_assert(sizeof(IoResult) == 16 && std::is_trivially_copyable_v<IoResult>);
 
 }  // namespace rcsock::posix

@@ -10,20 +10,21 @@ namespace rcsock::posix {
 //
 // One word has the state and two flags.  Step is the only function that changes
 // the word, and kEdges has every change of the state.  Any thread may step and
-// ask, without a latch; each step is one compare-and-exchange.  So of two
+// ask, without a latch.  Each step is one compare-and-exchange, so of two
 // threads that begin a search one succeeds.  A step that comes too late, behind
-// a close or a fork say, finds no edge, changes nothing and returns false.
+// a close or a fork for instance, finds no edge, changes nothing and returns
+// false.
 //
 // Latches: kAdopt, kReturn and kStay lead into the states of the engine and out
-// of them, and are made with both latches of the stream, where its mode changes
-// too.  So a thread with either latch finds a state of the engine where the
-// mode is Mode::kEngine, and no other (I-LANE-2).  kHope, kLoseHope, kAgree,
-// kOpen and what ends a search of the conductor's are made with both latches,
-// too.  kConnect, kSeek, kHalt, kPin, kUnpin and the kStop of a close may come
-// at any moment between.
+// of them.  A thread makes these steps with both latches of the stream, where
+// its mode changes, too.  So a thread with either latch finds a state of the
+// engine if and only if the mode is Mode::kEngine (I-LANE-2).  A thread also
+// takes both latches for kHope, kLoseHope, kAgree and kOpen, and to end a
+// search of the conductor.  kConnect, kSeek, kHalt, kPin, kUnpin and the kStop
+// of a close may come at any moment between.
 //
-// Order: each step is sequentially consistent, also for the sake of these
-// pairs, in which each side stores and then looks at what the other stores:
+// Order: each step is sequentially consistent.  These pairs need that, too:
+// each side stores, and then looks at what the other stores:
 // - ~InKernel clears a mark and looks at Wanted; Adopt steps and then, behind a
 //   fence of all threads, TryAdopt looks at the marks (I-MARK-1).
 // - CloseLast stores closed_ and looks at Seeking; a search steps, and then
@@ -34,48 +35,48 @@ class LaneState {
  public:
   // The bits are what calls ask for: each question is one load and one test.
   enum class State : std::uint16_t {
-    // No search begins: it is not connected, it is closed or pinned, bytes that
-    // were read ahead come first, or no lane could be made.
+    // No search begins: the stream is not connected, closed or pinned, bytes
+    // that were read ahead come first, or no lane could be made.
     kOff = 0,
-    // No lane will ever come.  Its calls are the kernel's, and are not counted
-    // as inside it.
+    // No lane will ever come.  The stream's calls are the kernel's, and are not
+    // counted as inside it.
     kNever = 1 << 0,
     // A call's end may begin a search.
     kIdle = 1 << 1,
     // The conductor looks for the peer.
     kSeeking = 1 << 2,
-    // ... and the lane is worth a wait: sends wait for it, and a thread that
-    // comes out of the kernel looks for the peer's answer.
+    // As kSeeking, and the lane is worth a wait: sends wait for the lane, and a
+    // thread that comes out of the kernel looks for the peer's answer.
     kHoping = kSeeking | 1 << 3,
     // Both ends have met.  The last thread that comes out of the kernel adopts
     // the stream.
     kAgreed = kHoping | 1 << 4,
-    // The engine has it.  The lane is still to come.
+    // The engine has the stream.  The lane is still to come.
     kAdopted = kSeeking | 1 << 4 | 1 << 5,
-    // The lane has come.  It stays so until the kernel has the stream again,
-    // also while the stream leaves its lane.
+    // The lane has come.  The state lasts until the kernel has the stream
+    // again, also while the stream leaves its lane.
     kOnLane = 1 << 5 | 1 << 6,
-    // The engine has it, and no lane will come.
+    // The engine has the stream, and no lane will come.
     kReturning = 1 << 5,
   };
 
   enum class Event : std::uint8_t {
-    kConnect,   // it is connected, or what kept it on TCP is over
+    kConnect,   // connected, or what kept the stream on TCP is over
     kForbid,    // no lane, for good
     kSeek,      // a search begins
-    kHope,      // ... whose lane is worth a wait
+    kHope,      // the lane of the search is worth a wait
     kLoseHope,  // the wait is over, and the search goes on
     kAgree,     // the peer has been found
-    kAdopt,     // the engine takes it over
+    kAdopt,     // the engine takes the stream over
     kOpen,      // the lane is there
     kGiveUp,    // the search is over; another one may begin
     kStop,      // the search is over; no other one begins
-    kHalt,      // none begins
-    kReturn,    // the kernel has it again; another search may begin
-    kStay,      // the kernel has it again; none begins
-    kPin,       // it is bound to TCP
+    kHalt,      // no search begins
+    kReturn,    // the kernel has the stream; a search may begin
+    kStay,      // the kernel has the stream; no search begins
+    kPin,       // the stream is bound to TCP
     kUnpin,
-    kLeave,  // somebody who does not know the stream waits until it is on TCP
+    kLeave,  // see kLeaving
     kStopLeaving,
   };
   static constexpr int kEvents = static_cast<int>(Event::kStopLeaving) + 1;
@@ -85,7 +86,7 @@ class LaneState {
     State from;
     State to;
   };
-  // Every change of the state.  What a pin changes in it is in Next.
+  // Every change of the state.  Next has what a pin changes in an edge.
   static constexpr Edge kEdges[] = {
       {Event::kConnect, State::kOff, State::kIdle},
 
@@ -124,31 +125,35 @@ class LaneState {
       {Event::kPin, State::kHoping, State::kSeeking},
   };
 
-  // Flags of the word.  They are no states, since each is set in several.
+  // Flags of the word.  They are no states, since each flag is set in several
+  // states.
   //
-  // It is bound to TCP.  A stream is pinned while it is on its lane, which it
-  // then leaves.  A pin may end: that of an exec that fails, or of a policy.
+  // The stream is bound to TCP.  A pin may come while the stream is on its
+  // lane, which it then leaves.  The pin of an exec that fails, or of a policy,
+  // may end.
   static constexpr std::uint16_t kPinned = 1 << 7;
-  // Somebody who does not know the stream waits until it is on TCP: bytes read
-  // ahead do not hold it.  A stream may leave before its lane has come.  It
-  // takes a lane that both ends have agreed to, only to leave it.
+  // A thread that does not use the stream waits until it is on TCP, so bytes
+  // that were read ahead do not hold it.  A stream may leave before its lane
+  // has come: it takes a lane that both ends have agreed to, only to leave it.
   static constexpr std::uint16_t kLeaving = 1 << 8;
   static constexpr State StateOf(unsigned word) {
     return static_cast<State>(word & ~unsigned{kPinned | kLeaving});
   }
 
-  // Returns what a step makes of a word; the word itself: there is no edge.
+  // Returns what a step makes of a word.  Returns the word itself if there is
+  // no edge.
   static constexpr std::uint16_t Next(Event event, std::uint16_t word);
   // Returns whether there may be such a word:
   // - no pinned stream is kIdle or kHoping;
   // - kLeaving is with states of the engine only.
   static constexpr bool Legal(std::uint16_t word);
 
-  // Returns whether it has changed anything.
+  // Makes a step.  Returns whether it has changed the word.
   bool Step(Event event);
 
   // --- What it is
-  // (On the path of a call that is on TCP: relaxed, as the mode is asked, too.)
+  // Questions take kWeak on the path of a call on TCP, where the mode is loaded
+  // relaxed, too.
   using Order = std::memory_order;
   static constexpr Order kStrong = std::memory_order_seq_cst;
   static constexpr Order kWeak = std::memory_order_relaxed;
@@ -157,7 +162,7 @@ class LaneState {
   bool Never(Order order = kStrong) const { return Has(kNeverBit, order); }
   bool Idle(Order order = kStrong) const { return Has(kIdleBit, order); }
   bool Seeking(Order order = kStrong) const { return Has(kSeekingBit, order); }
-  // Never and Wanted by one load.
+  // Returns Never and Wanted by one load.
   enum class Call : std::uint8_t { kKernels, kPlain, kWanted };
   Call ForCall() const {
     const unsigned word = word_.load(kWeak);
@@ -169,7 +174,7 @@ class LaneState {
   bool Wanted(Order order = kStrong) const { return Has(kWantedBit, order); }
   // kAgreed or kAdopted.
   bool Agreed(Order order = kStrong) const { return Has(kAgreedBit, order); }
-  // The engine has it (I-LANE-2).
+  // The engine has the stream (I-LANE-2).
   bool InEngine(Order order = kStrong) const { return Has(kEngineBit, order); }
   // kIdle, or a search.
   bool MayLeaveTcp(Order order = kStrong) const {
@@ -179,11 +184,12 @@ class LaneState {
     const unsigned word = word_.load(order);
     return (word & (kIdleBit | kSeekingBit)) != 0 && (word & kPinned) == 0;
   }
-  // It may be adopted, now or later: a wait in the kernel must be known of.
+  // The stream may be adopted, now or later: a wait in the kernel must be
+  // known.
   bool MayAdopt(Order order = kStrong) const {
     return Has(kIdleBit | kSeekingBit | kEngineBit, order);
   }
-  // It waits for a lane that is worth it.
+  // The stream waits for a lane that is worth the wait.
   bool AwaitsLane() const {
     const unsigned word = word_.load(kStrong);
     return (word & kSeekingBit) != 0 && (word & kPinned) == 0 &&
@@ -193,23 +199,25 @@ class LaneState {
   bool Leaving(Order order = kStrong) const { return Has(kLeaving, order); }
 
   // --- Apart from the word, since they are no part of the way
-  // What the stream's service promises.  Both are known before the first
+  // What the stream's service promises.  Both flags are set before the first
   // search, and outlive it: a later search of a hopeful stream hopes, too.
   bool Hopeful() const { return hopeful_.load(kWeak); }
   void SetHopeful(bool hopeful) { hopeful_.store(hopeful, kWeak); }
-  // It looks as soon as it is connected.
+  // The stream looks for its peer as soon as it is connected.
   bool AtOnce() const { return at_once_.load(kWeak); }
   void SetAtOnce() { at_once_.store(true, kWeak); }
   bool TakeAtOnce() { return at_once_.exchange(false, kWeak); }
-  // An option that accepted sockets inherit has pinned it.  A listener keeps
-  // this for them.
+  // An option that accepted sockets inherit has pinned the stream.  A listener
+  // keeps this flag for them.
   bool PinnedByOption() const { return pinned_by_option_.load(kWeak); }
   void SetPinnedByOption() { pinned_by_option_.store(true, kWeak); }
 
-  // For another connection.  No other thread knows it.
+  // Resets all, for another connection.  Requires that no other thread knows
+  // the stream.
   void Reset();
-  // In the child of a fork, which has no other thread.  The search was the
-  // parent's.  `lost`: the engine had the stream, and it is the parent's alone.
+  // Ends the search, which was the parent's.  `lost`: the engine had the
+  // stream, and it is the parent's alone.  Requires the child of a fork, which
+  // has no other thread.
   void OnForkChild(bool lost);
 
  private:
@@ -273,7 +281,7 @@ constexpr std::uint16_t LaneState::Next(Event event, std::uint16_t word) {
   }
   // No search of a pinned stream begins.
   if (to == State::kIdle && pinned) to = State::kOff;
-  // What has left the engine is not leaving it.
+  // A stream outside the engine is not leaving it.
   if ((static_cast<unsigned>(to) & kEngineBit) == 0) {
     flags &= ~unsigned{kLeaving};
   }

@@ -7,68 +7,77 @@
 
 namespace rcsock::posix {
 
-// Process-wide state that is not an object's own: it lives here, in stats.h and
-// fork.h, and in the descriptor table, nowhere else.
+// State of the process that no object owns lives here, in stats.h and fork.h,
+// and in the descriptor table, nowhere else.  Any thread may call these
+// functions, with no latch.
 
-// Who calls the hooks.
+// How calls reach the hooks.
 enum class Face : std::uint8_t {
-  kPreload,  // every call of the process comes through them
-  kLibrary,  // those that the program makes by rcsock's names
+  kPreload,  // every call of the process comes through the hooks
+  kLibrary,  // calls that the program makes by rcsock's names
   kBehind,   // as kLibrary, but another copy of rcsock is interposed and does
              // the work: nothing is followed here
 };
 
-// Reads the configuration; before the first hook does anything.
+// Reads the configuration and makes the process ready.  Comes before the first
+// hook does anything.
 void InitProcess(Face face);
 Face OwnFace();
 
-// True in a child that shares our memory (vfork, clone(CLONE_VM)): whatever it
-// does to descriptors is its own, and must not touch our tables.
+// Returns true in a child that shares the parent's memory (vfork,
+// clone(CLONE_VM)).  What the child does to descriptors is its own, and must
+// not touch the tables.
 bool InBorrowedMemory();
 
-// ... and the process whose memory it is: known from the start, and by a child
-// of fork.
+// Returns the process whose memory this is.  InitProcess stores it, and each
+// child of fork, by KnowOwnPid.
 long OwnPid();
 void KnowOwnPid();
 
-// More descriptors than the process may have.  (False where a filter may not
-// know the call that tells: all is on TCP there.)
+// Returns whether the process may not have so many descriptors.  Returns false
+// within a sandbox, whose filter may not know the call that tells: there all is
+// on TCP.
 [[gnu::cold]] bool BeyondLimit(std::uint64_t count);
 
 class Sock;
-// Every stream of the process goes to TCP, and none looks for a lane any more.
+// Takes every stream of the process to TCP, and pins the process: no stream
+// looks for a lane any more.  Waits for the peers, a bounded time.
 void PinProcess(base::Reason reason);
-// The same on the conductor's thread, which waits for no peer.
+// As PinProcess, on the conductor's thread, without a wait.
 void PinProcessFromConductor(base::Reason reason);
-// kNone, or why.
+// Returns why the process is pinned, or kNone.
 base::Reason ProcessPinned();
-// The stream whose socket has this inode number.
+// Pins the stream whose socket has this inode number.
 void PinBySocket(std::uint64_t inode, base::Reason reason);
-// Whether a number that names it stays open across exec.
+// Returns whether a number of the stream stays open across exec.
 bool KeptByExec(Sock* sock);
-// Before exec: streams that would be inherited go to TCP.  `followed`: the new
-// program is told what has been read ahead.
+// Runs before exec.  Takes to TCP the streams that the new program inherits,
+// and writes the statistics.  `followed`: the new program is told what has been
+// read ahead.
 void BeforeExec(bool followed);
-// Exec has failed: everything is as it was before.
+// Takes BeforeExec back: exec has failed.
 void AfterExec();
-// Before the process filters its own system calls: streams go to TCP for good,
-// and nothing is called from now on that a lane alone needs.
+// Runs before the process filters its own system calls.  Takes all streams to
+// TCP for good.  From then on rcsock makes no system call that a lane alone
+// needs.
 void EnterSandbox();
-// The same before prctl() with these arguments, if it is for that: a filter at
-// no address is how a program asks whether the kernel knows filters.
+// As EnterSandbox, before prctl() with these arguments, if that makes a filter.
+// A program asks with a filter at no address whether the kernel knows filters.
 void BeforePrctl(int option, unsigned long mode, unsigned long filter);
-// Before _exit and at exit: TCP gets what it is owed, statistics are written.
+// Runs before _exit and at exit.  Gives TCP what it is owed, and writes the
+// statistics.
 void AtExit();
 
-// Before a call that gives its thread a table of descriptors of its own, if its
-// `flags` have `parts`; what is left of them.  A program of one thread has its
-// table to itself but for the conductor, which must go on seeing it, so for the
-// program nothing changes.  Where it has more, nobody follows two tables: every
-// stream goes to TCP for good.
+// Runs before a call that gives its thread a descriptor table of its own, if
+// `flags` have `parts`.  Returns the flags for the call.  A program of one
+// thread has its table to itself but for the conductor, which must go on seeing
+// the table: so the call loses these parts, and nothing changes for the
+// program.  With more threads nothing follows two tables: every stream goes to
+// TCP for good.
 int BeforeParting(int flags, int parts);
 
-// Every descriptor in [first, last] that we follow, for close_range: closes
-// them as close() does.
+// Closes every followed descriptor in [first, last] as close() does, for
+// close_range.
 void CloseFollowed(unsigned first, unsigned last);
 
 }  // namespace rcsock::posix

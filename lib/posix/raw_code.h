@@ -5,12 +5,12 @@
 
 // Whether the program has machine code that may use its connections past the
 // hooks: a `syscall` instruction outside of libc, with the number of a call
-// that reads, writes, waits, closes or the like (lib/base/raw_numbers.h).
-// Where it has, no stream of the process leaves TCP.
+// that reads, writes, waits, closes or the like (lib/base/raw_numbers.h).  If
+// there is such code, no stream of the process leaves TCP.
 //
-// The conductor looks before the first stream looks for its peer, and from then
-// on at what has come since: at once behind dlopen, else with the next search,
-// once a second at most.
+// The conductor looks at the code before the first stream looks for its peer.
+// From then on it looks at code that has come since: at once behind dlopen,
+// else with the next search, once a second at most.
 namespace rcsock::rendezvous {
 class Conductor;
 }  // namespace rcsock::rendezvous
@@ -21,28 +21,31 @@ class Sock;
 
 namespace rcsock::posix::raw_code {
 
-// A stream wants to look for its peer.
+// Whether a stream may look for its peer.
 enum class Answer : unsigned char {
   kMay,
-  kLater,   // the conductor begins the search when it knows
-  kNotNow,  // no memory: it is to ask again
+  kLater,   // the conductor begins the search once the answer is known
+  kNotNow,  // no memory: the stream is to ask again
   kNever,
 };
+// Returns whether the stream may look for its peer.  With kLater it keeps a
+// reference of the stream.
 Answer MaySeek(const std::shared_ptr<Sock>& sock,
                rendezvous::Conductor* conductor);
 // Returns true if a stream that has looked for its peer may go on to a lane: no
 // unseen open has come since MaySeek.  Takes no latch.
 bool MayAdopt();
-// It has given up what MaySeek has put off.
+// Drops that reference: the stream has given the search up.
 void Forget(const Sock* sock);
 
-// The program has loaded a library.
+// Looks at the code of a library that the program has loaded.  May pin the
+// process.
 void AfterOpen();
-// It is about to, and nothing will be heard of the end: all streams go to TCP,
-// and the next search begins with a look.
+// The program is about to load a library, and rcsock will not hear of the end.
+// Takes all streams to TCP, and the next search begins with a look.
 void BeforeUnseenOpen();
 
-// Around fork.
+// Take and release the latch around fork.
 void ForkLock();
 void ForkUnlock(bool child);
 

@@ -3,19 +3,19 @@
 
 #include <cstdint>
 
-// What a process answers `rcsock stat`: one SnapshotHead and then its streams,
-// in a sealed memfd.  Another version of rcsock may read it, and a hostile
-// process may have written it: sizes are in the head, and whoever reads checks
-// them, and every value that selects something.
+// What a process answers to `rcsock stat`: one SnapshotHead and then its
+// streams, in a sealed memfd.  Another version of rcsock may read it, and a
+// hostile process may have written it.  Sizes are in the head.  The reader
+// checks the sizes, and every value that selects something.
 namespace rcsock::posix {
 
 constexpr std::uint32_t kSnapshotMagic = 0x74736372;  // "rcst"
-// Fields are only ever added at the end; a change of meaning is a new version.
+// A new field goes to the end.  A change of meaning needs a new version.
 constexpr std::uint16_t kSnapshotVersion = 1;
 
 enum class SnapshotLane : std::uint8_t { kTcp, kShm, kRdma };
 enum class SnapshotState : std::uint8_t {
-  kTcp,        // no lane is looked for now
+  kTcp,        // no search is under way
   kSeeking,    // looking for its peer
   kSwitching,  // between TCP and its lane
   kOnLane,
@@ -41,20 +41,21 @@ struct SnapshotHead {
   std::uint64_t failovers;
   SnapshotCounts lanes[3];    // by SnapshotLane
   std::uint64_t reasons[64];  // by base::Reason
-  // Streams that were asked to leave an rdma lane: for hotter ones, for others
-  // that want larger rings, because they were idle and had large ones.
+  // Streams that were asked to leave an RDMA lane: for hotter streams, for
+  // streams that want larger rings, and for being idle with large rings.
   std::uint64_t evicted_budget;
   std::uint64_t evicted_memory;
   std::uint64_t evicted_idle;
   std::uint64_t pinned_bytes;  // registered with devices; the most so far
   std::uint64_t pinned_peak;
-  // Its budgets: base::Config.
+  // The process's budgets: base::Config.
   std::uint64_t max_qps;
   std::uint64_t max_pinned;
   std::uint64_t max_ring;
-  // That were read ahead, and that a program without rcsock can't be told of.
+  // Bytes that were read ahead, and that a program without rcsock cannot be
+  // told of.
   std::uint64_t lost_bytes;
-  // That a device has put into the memory of the call that received them.
+  // Bytes that a device has put into the memory of the call that received them.
   std::uint64_t in_place_bytes;
 };
 
@@ -64,21 +65,22 @@ struct SnapshotStream {
   std::uint16_t local_port;
   std::uint16_t peer_port;
   std::int32_t fd;
-  std::uint64_t inode;  // of the socket
-  SnapshotLane lane;    // that it is on
+  std::uint64_t inode;  // the socket's
+  SnapshotLane lane;    // the lane that the stream is on
   SnapshotState state;
   std::uint8_t reason;    // base::Reason: why it is on TCP, or left its lane
   std::uint8_t acceptor;  // 1: the end that accepted
   std::uint32_t promotions;
   std::uint32_t demotions;
   std::uint32_t failovers;
-  // Since the connection began, in this process; those over a lane apart.
+  // Since the connection began, in this process.  Bytes over a lane count
+  // apart.
   std::uint64_t tcp_tx_bytes;
   std::uint64_t tcp_rx_bytes;
   std::uint64_t lane_tx_bytes;
   std::uint64_t lane_rx_bytes;
-  // While it has a lane: rings in bytes, what is in them and not consumed yet,
-  // and how many messages the sender may still send.
+  // While the stream has a lane: the rings' sizes in bytes, the bytes in them
+  // that are not consumed yet, and how many messages the sender may still send.
   std::uint64_t tx_ring;
   std::uint64_t rx_ring;
   std::uint64_t tx_fill;
@@ -91,8 +93,9 @@ struct SnapshotStream {
 };
 static_assert(sizeof(SnapshotHead) % 8 == 0 && sizeof(SnapshotStream) % 8 == 0);
 
-// The state of this process at this moment; the caller's descriptor, -1 with
-// errno.  On the conductor thread: it asks one stream after the other.
+// Returns a descriptor of this process's present state, which is the caller's,
+// or -1 with errno.  Runs on the conductor's thread, and takes the latches of
+// one stream after the other.
 int TakeSnapshot();
 
 }  // namespace rcsock::posix

@@ -1,8 +1,9 @@
 #ifndef RCSOCK_LIB_POSIX_SOCK_PLAIN_H_
 #define RCSOCK_LIB_POSIX_SOCK_PLAIN_H_
 
-// The path of a stream that is on TCP, compiled into the hooks: the call is the
-// kernel's, and is marked while it is there and counted when it is done.
+// The path of a stream that is on TCP, compiled into the hooks.  The call is
+// the kernel's.  It is marked while it is in the kernel, and counted when it is
+// done.
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -20,6 +21,7 @@
 
 namespace rcsock::posix {
 
+// Marks a call of the constructing thread, and owns the mark.
 class Sock::InKernel {
  public:
   [[gnu::always_inline]] explicit InKernel(Sock* sock)
@@ -33,20 +35,21 @@ class Sock::InKernel {
       return;
     }
     UnmarkCall(mark_);
-    // What TryAdopt has found inside sees that the stream is wanted, and
-    // finishes the adoption.
+    // A call that TryAdopt has found inside sees here that the stream is
+    // wanted, and finishes the adoption.
     if (sock_->lane_state_.Wanted()) [[unlikely]]
       sock_->LastOut();
   }
   InKernel(const InKernel&) = delete;
   InKernel& operator=(const InKernel&) = delete;
-  // Whether it may be made.  The number is asked again: since the stream was
-  // found there, it may have been closed, and be another's.
+  // Returns whether the call may be made.  It asks for the number again: since
+  // the caller found the stream there, the number may have been closed, and be
+  // another's.
   bool May(int fd, Mode mode) const {
     return sock_->mode_.Read().load(std::memory_order_seq_cst) == mode &&
            sock_->IsAt(fd);
   }
-  // What it has moved.
+  // Count what the call has moved.  Return `n`.
   ssize_t Sent(ssize_t n) { return Moved(sock_->tx_raw_, n); }
   ssize_t Received(ssize_t n) { return Moved(sock_->rx_raw_, n); }
 
@@ -61,14 +64,16 @@ class Sock::InKernel {
   std::uint32_t entered_ = 0;
 };
 
-// The stream of a number, or none: kept until the end of this, though the
-// number be closed meanwhile.  For calls that do not move bytes.
+// The stream of a number, or none, for calls that do not move bytes.  The
+// object stays this connection for as long as a SockAt lives, even if the
+// number is closed meanwhile.  It belongs to one thread.
 class SockAt {
  public:
   explicit SockAt(int fd) {
     while ((sock_ = LookupSock(fd)) != nullptr) {
       in_.emplace(sock_);
-      // Before the mark was seen by all, it may have become another (SockPool).
+      // Before all threads saw the mark, the object may have become another
+      // connection (SockPool).
       if (sock_->IsAt(fd)) return;
       in_.reset();
     }
@@ -85,8 +90,8 @@ class SockAt {
 };
 
 inline void Sock::LeaveGate(std::uint32_t entered) {
-  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
-  // call that is still counted there finishes its adoption here.
+  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_.  A
+  // call that is still counted there finishes the adoption here.
   std::uint32_t before = gate_.load(std::memory_order_relaxed);
   do {
     if (((before ^ entered) & kLife) != 0) [[unlikely]]
@@ -113,9 +118,10 @@ inline Sock::KernelWait Sock::EnterKernelWait(std::uint32_t* entered) {
 
 inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
 
-// Before the call ends, so that these are seen by who finds it ended, and are
-// this connection's: who has a mark keeps the object from the next (SockPool),
-// and another is late by the time that a closed one lies there.
+// Counts before the call ends.  So a thread that finds the call ended sees the
+// counts, and they are this connection's.  A mark keeps the object from its
+// next connection (SockPool).  A call without a mark is late by the time that a
+// closed object lies in the pool, and finds another life.
 [[gnu::always_inline]] inline void Sock::Count(
     std::atomic<std::uint64_t>& bytes, ssize_t n,
     const std::uint32_t* entered) {
@@ -134,7 +140,7 @@ inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
     }
     return;
   }
-  // (The bytes are on another line, and small calls do not make many of them.)
+  // The bytes are on another line, and small calls make few bytes.
   if (calls >= next_ops_.load(std::memory_order_relaxed) ||
       ((n >= 1024 || calls % 16 == 0) &&
        tx_raw_.load(std::memory_order_relaxed) +
@@ -230,7 +236,7 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
   std::size_t done = 0;
   for (;;) {
     const Mode now = mode();
-    // (Urgent data and errors are never read ahead.)
+    // Urgent data and errors are never read ahead.
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
       IoResult result = Null(iov, count) && (flags & MSG_TRUNC) == 0

@@ -3,7 +3,7 @@
 
 // The short way of messages up to a record on a lane in shared memory.  It is
 // compiled into the hooks: a call and a second set of saved registers would be
-// a tenth of it.
+// a tenth of its cost.
 
 #include <sys/socket.h>
 
@@ -17,25 +17,27 @@
 
 namespace rcsock::posix {
 
-// Neither asks for the mode, nor for the Stream, nor whether this stream is
-// still on a lane (kLaneMark is a hint): what the latch of one direction guards
-// says it all.  But `still` says, with that latch, whether the number that has
-// led here is still this stream's: its thread may have been off its CPU, and
-// the object be another connection by now (fd_table).
+// QuickSend and QuickRecv ask neither for the mode, nor for the Stream, nor
+// whether this stream is still on a lane (kLaneMark is a hint).  What the latch
+// of one direction guards says it all.  But `still` says, with that latch,
+// whether the caller's number is still this stream's.  The calling thread may
+// have been off its CPU, and the object be another connection by now
+// (fd_table).
 //
 // may_send and may_receive change with both latches held, and are true only
-// while the engine has the stream, and lane_ is there:
-// - The Stream sets them, while it has a lane, at the end of whatever changes
-//   it (Stream::Settle).  Its owner calls it in kEngine alone.
-// - The lane is taken away behind Stream::ReleaseLane, which clears them, with
-//   both latches held from the one to the other (Sock::Settle); with the stream
-//   where the object goes back to the pool (Unref); and in a child of fork,
-//   which has no other thread (ForkChild).
+// while the engine has the stream, and lane_ is there (I-LANE-1):
+// - The Stream sets them, while it has a lane, at the end of each function that
+//   changes it (Stream::Settle).  Its owner calls these in kEngine alone.
+// - The lane is taken away behind Stream::ReleaseLane, which clears them.  Both
+//   latches are held from the one to the other (Sock::Settle).  The lane also
+//   goes with the stream where the object goes back to the pool (Unref), and in
+//   a child of fork, which has no other thread (ForkChild).
 // - Where the mode leaves kEngine they are cleared with it (BackToPlain,
 //   Finish, Unref, ForkChild), and a new Stream begins without them (TryAdopt).
-// So whoever finds one of them true under its latch has it so, and the lane,
-// until he lets go of the latch.  What he moves he counts in quick_, which the
-// Stream adds to its own (tx_off, rx_off) under the same latch, or both.
+//   So a thread that finds one of them true under its latch keeps the lane, and
+//   the flag, until it releases the latch.  It counts what it moves in quick_.
+//   The Stream adds that to its own counts (tx_off, rx_off) under the same
+//   latch, or both.
 
 [[gnu::always_inline]] inline void PrefetchToWrite(const void* at) {
   __asm__ volatile("prefetchw (%0)" : : "r"(at));
@@ -45,11 +47,11 @@ template <class Still>
 [[gnu::always_inline]] inline ssize_t Sock::QuickSend(Still&& still,
                                                       const void* from,
                                                       std::size_t length) {
-  // A peer that spins on the line has it, and it comes from him more slowly
-  // than this call gets to its first store there: asked for now, it comes while
-  // the latch is taken.  (Asked for when the request is received it is too
-  // early: the peer takes it back.)  Nothing is read where the hint leads, and
-  // a prefetch does not fault.
+  // A peer that spins on the line has the line in its cache.  The line comes
+  // from there more slowly than this call gets to its first store.  Asked for
+  // here, it comes while the latch is taken.  Asked for when the request is
+  // received, it comes too early: the peer takes it back.  Nothing is read
+  // where the hint leads, and a prefetch does not fault.
   PrefetchToWrite(next_line.load(std::memory_order_relaxed));
   Critical critical;
   if (!tx_latch.try_lock()) [[unlikely]]
@@ -92,7 +94,7 @@ template <class Still>
     quick_.rx += n;
     result = static_cast<ssize_t>(n);
     if (n == 0 && !block && !rd_shut_ && !lane->RxPending()) [[unlikely]] {
-      errno = EAGAIN;  // it works, and there is nothing
+      errno = EAGAIN;  // the lane works, and there is nothing
       result = -1;
     }
   }
@@ -100,8 +102,7 @@ template <class Still>
   return result;
 }
 
-// There is data in the ring of a lane that works, so that Readiness() of who
-// asks for EPOLLIN alone says that and nothing else.  False: ask it.
+// True means that Readiness() for EPOLLIN says that and nothing else.
 [[gnu::always_inline]] inline bool Sock::HasInput() {
   if (!rx_latch.try_lock()) [[unlikely]]
     return false;
@@ -116,7 +117,7 @@ template <class Still>
                                                   bool drained) {
   constexpr int kInput = POLLIN | POLLRDNORM;
   constexpr int kRoom = POLLOUT | POLLWRNORM;
-  // (Those that a lane has never, and those that are told of unasked.)
+  // A lane never has these, or they are reported unasked.
   constexpr int kOthers =
       POLLRDBAND | POLLWRBAND | POLLPRI | POLLERR | POLLHUP | POLLNVAL;
   if ((events & ~(kInput | kRoom | POLLRDHUP | kOthers)) != 0 ||
@@ -135,7 +136,7 @@ template <class Still>
       pending = drained && lane_->RxLanded();
       works = drained && (!pending || lane_->State() == base::Reason::kNone);
     }
-    // (The peer's end, of which more is to be told.)
+    // Readiness() tells more of the peer's end than input.
     if (works && !(pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) &&
                    EndNextLatched())) [[likely]] {
       found = pending ? events & kInput : 0;
@@ -143,7 +144,7 @@ template <class Still>
   }
   rx_latch.unlock();
   if ((events & kRoom) != 0 && found != kNotLooked) {
-    // (That there is none begins a watch, too.)
+    // Readiness() also begins a watch if there is no room.
     if (!HasRoom(number, nullptr)) return kNotLooked;
     found |= events & kRoom;
   }
