@@ -38,22 +38,24 @@ thread_local constinit SpinBudget tls_spin;
 
 // --- Pool
 
+// The pool of Socks.  Any thread may call it.
 struct SockPool {
   static inline base::Latch latch;
   // Linked through pool_next_.
   static inline Sock* free RC_GUARDED_BY(latch) = nullptr;
-  // Those given back lately, oldest first.  Calls may still be inside the
-  // kernel with them, and say what they have moved when they come out: that is
-  // not the next connection's.  So they lie until nobody is (Sift).
+  // Objects given back lately, oldest first.  Calls may still be inside the
+  // kernel with them, and count what they have moved when they come out.  That
+  // is not the next connection's.  So the objects lie here until no call is
+  // inside (Sift).
   static inline Sock* late RC_GUARDED_BY(latch) = nullptr;
   static inline Sock* late_end RC_GUARDED_BY(latch) = nullptr;
   static inline std::uint32_t late_count RC_GUARDED_BY(latch) = 0;
-  // A look fences for all threads: not for each.
+  // A look fences for all threads, so one look serves many objects.
   static constexpr std::uint32_t kBatch = 16;
   static inline std::uint32_t enough RC_GUARDED_BY(latch) = kBatch;
   static inline std::uint32_t looks RC_GUARDED_BY(latch) = 0;
-  // Calls without a mark may have been left by a jump, and never come out: they
-  // know that they are late by the object's life.
+  // A handler may have jumped out of a call without a mark, which then never
+  // comes out.  The object's life tells such a call that it is late.
   static constexpr std::uint64_t kLateNs = 10'000'000'000;
 
   static void Append(Sock* sock) RC_REQUIRES(latch) {
@@ -63,10 +65,10 @@ struct SockPool {
     ++late_count;
   }
 
-  // What nobody is inside with becomes free.  A call that has found one in the
-  // table but has not marked it yet asks the table again, after this fence, and
-  // finds that its number is not that stream's any more: it left the table
-  // before it came here.
+  // Frees the objects that no call is inside with.  A call that has found one
+  // in the table but has not marked it yet asks the table again, after this
+  // fence.  It then finds that its number is not that stream's any more: the
+  // stream left the table before it came here.
   static void Sift() RC_REQUIRES(latch) {
     Sock* sock = late;
     late = late_end = nullptr;
@@ -100,13 +102,14 @@ struct SockPool {
     if (sock == nullptr) return new (std::nothrow) Sock();
     return sock;
   }
-  // In a child of fork: a call that came late may have had one of theirs.
+  // In a child of fork: a late call of the parent may have held a latch of
+  // these.
   static void FreeLatches() {
     latch.AssertUnshared();
     for (Sock* list : {free, late}) {
       for (Sock* sock = list; sock != nullptr; sock = sock->pool_next_) {
         for (base::Latch* one : {&sock->tx_latch, &sock->rx_latch}) {
-          // (Not written to if need not be: the pages are the parent's, too.)
+          // Written to only if need be: the parent has these pages, too.
           if (one->Held() || one->Contended()) one->Reset();
         }
       }
@@ -123,9 +126,10 @@ struct SockPool {
 
 namespace {
 constinit base::Pool socks(sizeof(Sock));
-// The thresholds at which streams look: first, 8 * first, 64 * first...  The
-// two ends may have learnt different things and begin at different ones, but
-// those that come later are the same for both.  The first above `now`.
+// Returns the first threshold above `now`.  Streams look at the thresholds
+// first, 8 * first, 64 * first...  The two ends may have learnt different
+// things, and begin at different thresholds, but the later ones are equal for
+// both.
 std::uint64_t NextPoint(std::uint64_t first, std::uint64_t now) {
   std::uint64_t point = first > 0 ? first : 1;
   while (point <= now) {
@@ -149,7 +153,7 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
   sock->Reset();
   sock->role_ = role;
   sock->nonblock.store(is_nonblock, std::memory_order_relaxed);
-  // release: TryRef may find it by a number that was its.
+  // release: TryRef may find the object by a number that it had before.
   sock->refs_.store(1, std::memory_order_release);
   return sock;
 }
@@ -183,7 +187,8 @@ void Sock::Reset() {
   tx_raw_.store(0, std::memory_order_relaxed);
   rx_raw_.store(0, std::memory_order_relaxed);
   ops_.store(0, std::memory_order_relaxed);
-  // Another life: what is counted inside still takes nothing back from it.
+  // Another life: a call that is counted inside still takes nothing back from
+  // it.
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
   terms_ = config.terms;
@@ -248,7 +253,8 @@ void Sock::Reset() {
   lane_rx_ = 0;
   anchor_rx_ = 0;
   came_ns_.store(0, std::memory_order_relaxed);
-  // Not the counts of threads that sleep: each takes back its own, maybe late.
+  // The counts of sleeping threads stay: each thread takes back its own, maybe
+  // late.
 }
 
 void Sock::Unref() {
@@ -259,7 +265,7 @@ void Sock::Unref() {
   std::unique_ptr<lane::Lane> lane, parked;
   std::shared_ptr<lane::shm::Link> link;
   {
-    // A call that came late, by a number that is closed, may still look.
+    // A late call, by a number that is closed, may still look.
     Latched latched(this);
     EndUnreadLatched();
     ForgetCompletions();
@@ -308,7 +314,7 @@ void SockForkUnlock(bool child) {
 // --- What the hooks tell
 namespace {
 
-// At this moment: whether `address` is one of this host's own.
+// Returns whether `address` is one of this host's own at this moment.
 bool LocalAddress(const sockaddr* address) {
   sockaddr_storage copy{};
   std::memcpy(&copy, address,
@@ -318,7 +324,8 @@ bool LocalAddress(const sockaddr* address) {
   std::uint16_t port;
   if (!rendezvous::Normalise(copy, &normal, &port)) return false;
   if (rendezvous::IsLoopback(normal)) return true;
-  // Who connects to no address in particular is connected to this host.
+  // A program that connects to no address in particular is connected to this
+  // host.
   rendezvous::Address none{};
   if (rendezvous::IsMapped(normal)) none[10] = none[11] = 0xff;
   if (normal == none) return true;
@@ -332,7 +339,7 @@ bool LocalAddress(const sockaddr* address) {
 }  // namespace
 
 void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
-  // Shorter than its family's address: an unnamed or foreign one.
+  // A length below the family's: an unnamed or foreign address.
   if (address == nullptr || length < sizeof(sockaddr_in) ||
       (address->sa_family != AF_INET &&
        (address->sa_family != AF_INET6 || length < sizeof(sockaddr_in6)))) {
@@ -388,7 +395,7 @@ void Sock::AllowLane() {
     return;
   }
   if (SeeksRemote()) {
-    // A local peer that shm may not reach: rdma is what the user asked for.
+    // The rules forbid shm to this local peer: the user asked for rdma.
     if (!terms_.rdma) {
       reason_ = Reason::kPolicy;
       return;
@@ -415,7 +422,8 @@ void Sock::SetListening(int fd) {
   }
 }
 
-// (Who asks for it by hand, or for another host's, is not second-guessed.)
+// A program that asks for a lane by hand, or for one to another host, is not
+// second-guessed.
 void Sock::Foresee() {
   const base::Config& config = base::GetConfig();
   if (policy() != Policy::kAuto || SeeksRemote() || ops() != 0) return;
@@ -446,9 +454,9 @@ void Sock::NextLook(std::uint32_t ops, std::uint64_t bytes) {
                     std::memory_order_relaxed);
 }
 
-// The idle connection of one thread is not to be woken for another's messages,
-// nor to wake it: threads that block share a completion queue only where there
-// are more of them than queues.
+// One thread's idle connection is not to be woken for another thread's
+// messages, nor to wake that thread.  Threads that block share a completion
+// queue only if there are more of them than queues.
 int Sock::Bell() {
   int queue;
   {
@@ -470,8 +478,8 @@ void Sock::Inherit(const Sock& listener) {
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
 }
 
-// The next look comes behind as much traffic again as there has been, and not
-// later than behind 64 Ki calls that move bytes, or 64 MiB.
+// Puts the next look behind as much traffic as there has been, and at most 64
+// Ki calls that move bytes, or 64 MiB, from now.
 void Sock::LookAfterAsMuch() {
   constexpr std::uint32_t kMostOps = 1u << 16;
   constexpr std::uint64_t kMostBytes = 1u << 26;

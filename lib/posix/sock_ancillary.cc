@@ -1,12 +1,12 @@
 // Control messages that TCP adds to what recvmsg returns.
 //
 // A stream whose recvmsg tells the time leaves its lane at the first one.  What
-// a switch had read ahead by then, and can't be handed back, has the time that
-// the kernel said of it.
+// a switch had read ahead by then, and cannot hand back, gets the time that the
+// kernel said of it.
 //
-// gRPC sets TCP_INQ on each of its connections, and waits for the next edge
-// where nothing is left: what is told must not be zero while anything is there
-// whose edge has been told already.  What comes later makes an edge of its own.
+// gRPC sets TCP_INQ on each of its connections, and waits for the next edge if
+// nothing is left.  So the answer must not be zero while bytes are there whose
+// edge has been told.  What comes later makes an edge of its own.
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -89,7 +89,8 @@ void Sock::TellBeside(msghdr* message, ssize_t length) {
   if (Tells(kTellsTime) && length > 0) {
     std::uint64_t came = came_ns_.load(std::memory_order_relaxed);
     if (came == 0) {
-      // It came over a lane, from a peer that has not answered since, or died.
+      // The bytes came over a lane, from a peer that has not answered since, or
+      // died.
       timespec now{};
       ::clock_gettime(CLOCK_REALTIME, &now);
       came = RealNs(now);
@@ -117,7 +118,7 @@ void Sock::TellBeside(msghdr* message, ssize_t length) {
     ::syscall(SYS_ioctl, fd(), FIONREAD, &left);
   }
   if (left == 0) {
-    // As the kernel: an end that has come counts for one more.
+    // An end that has come counts for one more byte, as in the kernel.
     bool plain = false;
     std::uint32_t ready = Readiness(-1, POLLIN | POLLRDHUP, &plain);
     if (plain) {
@@ -125,7 +126,7 @@ void Sock::TellBeside(msghdr* message, ssize_t length) {
       base::PollNow(&one);
       ready = static_cast<std::uint32_t>(one.revents);
     }
-    // (Not by the own SHUT_RD, which ends what is read as well.)
+    // This end's SHUT_RD, which ends what is read as well, does not count.
     if ((ready & (POLLIN | POLLRDHUP | POLLHUP)) != 0 && PeerMayHaveEnded()) {
       left = 1;
     }

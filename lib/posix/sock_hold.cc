@@ -1,10 +1,11 @@
 // A send that waits a little for the lane that is about to come.
 //
-// Who sends as fast as it can has given megabytes to TCP's buffers before the
-// lane is there, a fifth of a millisecond after connect(); a short connection
-// is over by then.  TCP may let a blocking send wait at any time, because its
-// buffers are full; so may we.  Only the time could tell, so the hold is short
-// and bounded, and is given up where it was in vain (Prospect::Hold).
+// A program that sends as fast as it can has given megabytes to TCP's buffers
+// before the lane is there, a fifth of a millisecond after connect().  A short
+// connection is over by then.  TCP may let a blocking send wait at any time,
+// because its buffers are full, and so may rcsock.  Only the time could tell,
+// so the hold is short and bounded.  A service for which it was in vain gets no
+// more (Prospect::Hold).
 
 #include <netinet/in.h>
 #include <poll.h>
@@ -33,19 +34,18 @@
 namespace rcsock::posix {
 namespace {
 
-// So much goes without a wait: requests and most answers.
+// So many bytes go without a wait: requests and most answers.
 constexpr std::uint64_t kFreeBytes = 16 << 10;
 // The peer's thread may have gone into the kernel's recv before it was told of
-// the lane, and has to come out of it: now and then it is sent a little.
+// the lane, and has to come out.  So the sender sends it a little now and then.
 constexpr std::uint64_t kNudgeNs = 50'000;
 constexpr std::size_t kNudgeBytes = 2048;
-// How often a send that waits for a gap looks for room: TCP's buffers last
+// How often a send that waits for a gap looks for room.  TCP's buffers last
 // longer.
 constexpr std::uint64_t kAsideNs = 200'000;
 // A small message goes as one piece, as it would on TCP.
 constexpr std::size_t kWhole = 8192;
-// ... and where nothing is known of the service: more than that is worth a
-// wait whatever it is.
+// If nothing is known of the service: more than that is worth a wait.
 constexpr std::uint64_t kBulk = 128 << 10;
 
 }  // namespace
@@ -62,13 +62,13 @@ bool Sock::AwaitsLane() const {
          !closed_.load(std::memory_order_relaxed);
 }
 
-// By its service's credit, and by that of all services of the address, which
-// new ports (FTP's, MPI's) share: peers that never bring a lane are not waited
-// for each time.
+// Uses the stock of trust of the stream's service, and that of all services of
+// the address, which new ports (FTP's, MPI's) share.  So a peer that never
+// brings a lane is not waited for each time.
 void Sock::Bulky() {
   if (tx_raw_.load(std::memory_order_relaxed) < kBulk ||
       hold_end_ns_.load(std::memory_order_relaxed) != 0 || SeeksRemote() ||
-      // Another thread is about to start it for this search.
+      // Another thread is about to start the conductor for this search.
       rendezvous::Conductor::IfRunning() == nullptr) {
     return;
   }
@@ -81,7 +81,7 @@ void Sock::Bulky() {
                           : ::getsockname(fd(), at, &length)) == 0;
   errno = saved;
   if (!named) return;
-  // (The port is at the same place in both families.)
+  // The port is at one place in both families.
   reinterpret_cast<sockaddr_in*>(at)->sin_port = 0;
   const std::uint16_t place = Prospect::ServiceAt(at, length, role_);
   if (place == 0) return;
@@ -116,7 +116,7 @@ std::uint64_t Sock::HoldEnd(std::uint64_t now) {
 }
 
 bool Sock::TakeHold() {
-  // (Threads that wait at once: one of them says how it ended.)
+  // Of threads that wait at once, one says how the hold ended.
   if (hold_end_ns_.exchange(kNoHold, std::memory_order_relaxed) <= kNoHold) {
     return false;
   }
@@ -135,8 +135,8 @@ bool Sock::TakeHold() {
 
 void Sock::EndHold() {
   if (!TakeHold() || hold_place_.load(std::memory_order_relaxed) == 0) return;
-  // The look goes on, a second at most; but of this connection nothing is known
-  // any more that its calls should take care for.
+  // The look goes on, a second at most.  But nothing is known any more of this
+  // connection that its calls should take care for.
   Latched latched(this);
   lane_state_.SetHopeful(false);
   lane_state_.Step(LaneState::Event::kLoseHope);
@@ -148,8 +148,8 @@ bool Sock::HoldOver() const {
          base::NowNs() >= end;
 }
 
-// The program has its bytes: what brings the peer's thread out of the kernel
-// (kNudgeNs) is what it sends next.
+// The program keeps its bytes here.  What brings the peer's thread out of the
+// kernel (kNudgeNs) is what the program sends next.
 bool Sock::HoldPoll(std::int64_t timeout_ns) {
   if (hold_end_ns_.load(std::memory_order_relaxed) == kNoHold ||
       !AwaitsLane() || GivenToTcp() < kFreeBytes) {
@@ -192,10 +192,10 @@ bool Sock::SendsParts() {
   return false;
 }
 
-// A wake-up cannot be lost: who waits reads tx_seq_ and then looks at what
-// AwaitsLane() asks; that was changed before tx_seq_ is bumped here.  So who
-// saw the old state has the old number, and the kernel compares.  (All seq_cst;
-// and the time of the hold is bounded.)
+// A wake-up cannot be lost.  The waiting thread reads tx_seq_ and then looks at
+// what AwaitsLane() asks.  That is changed before tx_seq_ is bumped here.  So a
+// thread that saw the old state has the old number, and the kernel compares.
+// All is seq_cst, and the time of the hold is bounded.
 void Sock::WakeHeld() {
   tx_seq_.fetch_add(1, std::memory_order_seq_cst);
   if (tx_sleepers_.load(std::memory_order_seq_cst) > 0) {
@@ -246,8 +246,8 @@ IoResult Sock::SendNow(int number, const iovec* iov, int count,
   return IoResult::Done(in.Sent(Send(rest.iov(), rest.count())));
 }
 
-// The peer has agreed, and only a gap between the calls of this end's threads
-// is awaited.
+// Returns whether the peer has agreed, and only a gap between the calls of this
+// end's threads is awaited.
 bool Sock::AwaitsGap(int flags) const {
   return lane_state_.Agreed() && (flags & (MSG_DONTWAIT | MSG_OOB)) == 0 &&
          !nonblock.load(std::memory_order_relaxed) && mode() == Mode::kPlain &&
@@ -255,9 +255,9 @@ bool Sock::AwaitsGap(int flags) const {
 }
 
 // A send that sleeps in the kernel until there is room leaves no gap beside a
-// thread that receives: a connection that both ends fill would have no lane for
-// as long as they do.  So it sleeps here, where the stream may be adopted, for
-// as long as the search goes on (2 s at most), and looks for room now and then.
+// thread that receives.  A connection that both ends fill would then have no
+// lane.  So the send sleeps here, where the stream may be adopted, for as long
+// as the search goes on (2 s at most).  It looks for room now and then.
 IoResult Sock::SendAside(int number, const iovec* iov, int count,
                          std::size_t total, int flags, std::size_t* done) {
   Critical critical;
@@ -296,7 +296,7 @@ IoResult Sock::SendAside(int number, const iovec* iov, int count,
     }
     AwaitLane(wait, std::min(now + kAsideNs, end));
   }
-  // By another thread: see HeldSend.
+  // Another thread has closed it: see HeldSend.
   if (*done > 0 && closed_.load(std::memory_order_relaxed)) {
     return IoResult::Done(*done);
   }
@@ -341,11 +341,11 @@ IoResult Sock::HeldSend(int number, const iovec* iov, int count,
     if (*done > 0) {
       // A send that has sent something leaves an error to the next call.
       pollfd one{fd(), 0, 0};
-      // (Less than 0: a signal; there is nothing to say of the connection.)
+      // Below 0: a signal, which says nothing of the connection.
       if (base::PollNow(&one) > 0) return IoResult::Done(*done);
     }
-    // What the kernel takes before it would have to sleep, it takes whether or
-    // not there was a signal.
+    // What the kernel takes without a sleep, it takes whether or not there was
+    // a signal.
     const IoResult sent =
         SendNow(number, iov, count, *done,
                 interrupted || total <= kWhole ? total : kNudgeBytes);
@@ -373,8 +373,8 @@ IoResult Sock::HeldSend(int number, const iovec* iov, int count,
   held_ns_.fetch_add(static_cast<std::uint32_t>(base::NowNs() - start),
                      std::memory_order_relaxed);
   EndHold();
-  // By another thread: the number may be another connection's by now, which
-  // whoever tries again finds out.
+  // Another thread has closed the stream.  The number may be another
+  // connection's by now, which the caller's next try finds out.
   if (*done > 0 && closed_.load(std::memory_order_relaxed)) {
     return IoResult::Done(*done);
   }

@@ -1,10 +1,10 @@
 // TCP_CORK and TCP_NODELAY of a stream that the engine owns.  They say when the
-// kernel sends what it was given; on a lane everything is sent at once, so
-// nothing is left for them to do, and programs set them for every answer.  They
-// are kept here, and told to the kernel when the stream goes back to it.  What
-// is left on TCP meanwhile, the frames of the switch above all, must not wait
-// for an acknowledgement that the peer delays (40 ms), nor behind a cork (200
-// ms).
+// kernel sends what it was given.  On a lane everything is sent at once, so
+// they have no effect, and programs set them for every answer.  The engine
+// keeps them here, and tells them to the kernel when the stream goes back.
+// Meanwhile TCP carries the frames of the switch above all.  These must not
+// wait for an acknowledgement that the peer delays (40 ms), nor behind a cork
+// (200 ms).
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kNames[] = {TCP_CORK, TCP_NODELAY};
 
-// Two bits for each name: it is kept here; its value.
+// Two bits for each name: whether the option is kept here, and its value.
 constexpr unsigned Kept(int i) { return 1u << (2 * i); }
 constexpr unsigned Value(int i) { return 2u << (2 * i); }
 
@@ -88,14 +88,15 @@ void Sock::BoundSends() {
   Critical critical;
   tx_latch.lock();
   BoundSendsLatched();
-  // (Who sleeps for room may have some now.)
+  // A thread that sleeps for room may have some now.
   if (lane_ != nullptr) lane_->WakeLocal();
   tx_latch.unlock();
 }
 
-// What TCP would take of a program that has set its SO_SNDBUF: that (twice what
-// it has asked for, as the kernel has it), and what the peer's buffer has room
-// for.  Else the kernel's grows as needed, and so a lane's ring is no more.
+// What TCP would take of a program that has set its SO_SNDBUF: that value,
+// which the kernel reports doubled, and what the peer's buffer has room for.
+// Without SO_SNDBUF the kernel's buffer grows as needed, and so a lane's ring
+// is no more.
 void Sock::BoundSendsLatched() {
   if (lane_ == nullptr || !lane_is_shm_) return;
   const int saved = errno;

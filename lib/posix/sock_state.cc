@@ -83,13 +83,14 @@ int Sock::Shutdown(int number, int how) {
 
 namespace {
 
-// What TCP says of its input.  It looks without the socket's lock, and an
-// arriving FIN takes its place in the queue before the end is marked, as the
-// error of a reset is there before its end: a look between the two sees input,
-// or the error, and no end.  Who is woken never meets that, who spins does
-// every few ends.  FIONREAD takes the lock, so after it the end is marked; and
-// it does not count the FIN.  (An error without an end may also be a completion
-// of MSG_ZEROCOPY: what is there is asked once more, and no more.)
+// Returns what TCP says of its input. poll looks without the socket's lock.  An
+// arriving FIN takes its place in the queue before the end is marked, and the
+// error of a reset is there before its end.  So a look between the two sees
+// input, or the error, and no end.  A thread that is woken never meets that; a
+// thread that spins meets it every few ends.  FIONREAD takes the lock, so after
+// it the end is marked; and it does not count the FIN.  An error without an end
+// may also be a completion of MSG_ZEROCOPY, so this asks once more, and no
+// more.
 std::uint32_t KernelInput(int fd) {
   pollfd one{fd, POLLIN | POLLPRI | POLLRDHUP, 0};
   base::PollNow(&one);
@@ -105,9 +106,9 @@ std::uint32_t KernelInput(int fd) {
 
 }  // namespace
 
-// (Or POLLERR is nothing but a completion of MSG_ZEROCOPY: the stream proposes
-// when that has been taken.)
-// To the kernel it has been reset, which the next write is to hear of.
+// Returns whether the kernel has seen a reset, which the next write is to hear
+// of.  POLLERR may also be nothing but a completion of MSG_ZEROCOPY: the stream
+// proposes when that has been taken.
 bool Sock::Broken() const {
   pollfd one{fd(), 0, 0};
   return base::PollNow(&one) > 0;
@@ -123,8 +124,8 @@ bool Sock::KernelIsFull() const {
   return base::PollNow(&one) == 0;
 }
 
-// (While a switch is under way its rules say what TCP's end means.  POLLERR may
-// be nothing but a completion of MSG_ZEROCOPY.)
+// While a switch is under way its rules say what TCP's end means.  POLLERR may
+// be nothing but a completion of MSG_ZEROCOPY.
 bool Sock::TcpEndsNext() {
   return stream_->AtKernel() && stream_->tx() == stream::Tx::kRaw &&
          !stream_->WantsAnchorRead() && !HoldsEnd() &&
@@ -156,8 +157,8 @@ void Sock::TakeEnd() {
   HandleChanges();
 }
 
-// The anchor may have been closed, by a reset, and the conductor not heard of
-// it yet.  (Whether that is the connection's end, too, the stream knows.)
+// A reset may have closed the anchor before the conductor heard of it.  The
+// stream knows whether that is the connection's end, too.
 bool Sock::TakeTcpEnd() {
   TakeEnd();
   if (AskTcpState(fd()) != kTcpClose) return false;
@@ -181,8 +182,8 @@ std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
     *plain = true;
     return 0;
   }
-  // (Then the engine has the stream, and neither what says so nor the stream
-  // itself is looked at: of thousands they are in no cache.)
+  // If may_receive is set, the engine has the stream.  Then neither the mode
+  // nor the stream is read: of thousands of streams they are in no cache.
   rx_fast = quick_.may_receive;
   if (!rx_fast && mode() != Mode::kEngine) {
     rx_latch.unlock();
@@ -194,9 +195,9 @@ std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
     // A dead lane is "pending" whether or not there is anything to read.
     rx_fast = pending = false;
   }
-  // The peer's end, perhaps, of which more is to be told than input.  (Who has
-  // not shut down and does not ask for RDHUP reads the end, and so learns of
-  // it.)
+  // This may be the peer's end, of which more is to be told than input.  A
+  // thread that has not shut down and does not ask for RDHUP reads the end, and
+  // so learns of it.
   const bool end = pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) &&
                    EndNextLatched();
   if (end) rx_fast = pending = false;
@@ -230,14 +231,14 @@ std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
     ready = 0;
   } else {
     ready = stream_->Readiness();
-    // (As above: a receiver that has stopped reading is not to hold it.)
+    // A receiver that has stopped reading is not to hold the sender.
     if (stream_->FastTx() && (ready & POLLOUT) == 0 &&
         (events & (POLLOUT | POLLWRNORM)) != 0) {
       WatchStarved();
     }
     if (stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
         (events & (POLLOUT | POLLWRNORM)) != 0 && KernelIsFull()) {
-      // It tells the conductor when it takes more.
+      // TCP tells the conductor when it takes more.
       ready &= ~static_cast<std::uint32_t>(POLLOUT);
       tx_wait_ = true;
       UpdateWatch();
@@ -248,7 +249,7 @@ std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
                stream_->rx() == stream::Rx::kRaw && (ready & POLLRDHUP) != 0 &&
                !stream_->TxBroken() && !stream_->EndedInOrder()) {
       // TCP's end has been read, and the stream goes back to the kernel
-      // (BackToPlain).  A reset behind that end the kernel has told of already.
+      // (BackToPlain).  The kernel has already told of a reset behind that end.
       ready |= KernelInput(fd()) & (POLLERR | POLLHUP);
     }
     if (ready & POLLIN) ready |= POLLRDNORM;
@@ -261,7 +262,8 @@ std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
   return ready & (events | POLLERR | POLLHUP);
 }
 
-// The anchor's own end comes when both ends have said theirs, and read it all.
+// The anchor's own end comes when both ends have said theirs, and have read
+// all.
 std::uint8_t Sock::TcpState(std::uint8_t anchors) {
   anchors == TCP_CLOSE ? static_cast<void>(TakeTcpEnd()) : TakeEnd();
   Latched latched(this);
@@ -304,13 +306,13 @@ bool Sock::ReadableBytes(int* bytes) {
 std::size_t Sock::ReadableLatched() {
   const bool unread = mode() == Mode::kUnread;
   std::size_t n = unread ? unread_.size() : stream_->Readable();
-  // What TCP still holds follows what the stream has: while rx is raw it is the
-  // application's too.
+  // What TCP still holds follows what the stream has.  While rx is raw it is
+  // the application's, too.
   int more = 0;
   if ((unread || stream_->rx() == stream::Rx::kRaw) &&
       ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
     n += static_cast<std::size_t>(more);
-    // (Some of it the application may have had already.)
+    // The application may have had some of these bytes already.
     if (!unread) n -= std::min(n, stream_->Ahead());
   }
   return n;
@@ -326,13 +328,14 @@ bool Sock::HasReadAhead() {
 
 bool Sock::UnsentBytes(bool not_sent, int* bytes) {
   Latched latched(this);
-  // (Before the switch the kernel has them all, but for what waits for it.)
+  // Before the switch the kernel has all bytes, but for those that wait for the
+  // switch.
   const bool mine =
       mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr &&
       (stream_->tx() != stream::Tx::kRaw || stream_->Unacked() > 0);
   if (mine) {
-    // A lane of another host gives credit when it is needed, not when the bytes
-    // have come.
+    // A lane to another host gives credit when the sender needs it, not when
+    // the bytes have come.
     if (lane_kind_ == lane::Kind::kRdma && !not_sent) {
       stream_->AskLanded();
       HandleChanges();
@@ -340,8 +343,8 @@ bool Sock::UnsentBytes(bool not_sent, int* bytes) {
     std::uint64_t n = stream_->Unacked();
     if (stream_->tx() == stream::Tx::kLane) {
       // What is in shared memory is where the peer's kernel would have it, read
-      // or not: TCP counts it no more.  Once there is no room, TCP would have
-      // some left over here.
+      // or not, so TCP would count it no more.  Without room there, TCP would
+      // have some left over here.
       const bool there =
           lane_kind_ == lane::Kind::kShm && lane_->Writable() > 0;
       if (there || not_sent) n = 0;
