@@ -1,5 +1,5 @@
-// What a stream has moved, for the statistics and for those that come after it
-// at the same service.
+// What a stream has moved, for the statistics and for later streams of its
+// service.
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ void Sock::Account() { Fold(&stats, true); }
 void Sock::Fold(Stats* to, bool last) {
   Latched latched(this);
   if (!accounted_) {
-    // A look for the peer that was not even over.
+    // The look for the peer was not even over.
     if (last && reason_ == Reason::kPending &&
         base::NowNs() - remote_.sought_ns < 1'000'000'000) {
       reason_ = Reason::kShortLived;
@@ -34,14 +34,14 @@ void Sock::Fold(Stats* to, bool last) {
 }
 
 void Sock::LearnLatched() const {
-  // What others do with it is not seen here.
+  // What other holders do with the connection is not seen here.
   if (!connected_.load(std::memory_order_relaxed) || !SoleHolder() ||
       given_away_.load(std::memory_order_relaxed) != 0) {
     return;
   }
   const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();
   if (tx + rx == 0) return;
-  // Calls on a lane are not counted; most are small ones, if any are.
+  // Calls on a lane are not counted.  Most calls are small, if there are any.
   Prospect::Learn(service_.load(std::memory_order_relaxed), tx + rx,
                   ops() + (lane_tx + lane_rx) / 1024, promoted_);
 }
@@ -55,7 +55,7 @@ Sock::Traffic Sock::TrafficLatched() const {
   }
   tx -= account_tx_ < tx ? account_tx_ : tx;
   rx -= account_rx_ < rx ? account_rx_ : rx;
-  // What the engine delivered, less what it read from TCP.
+  // What the engine delivered, less what the engine read from TCP.
   const std::uint64_t by_lane =
       LaneRx() > anchor_rx_ ? LaneRx() - anchor_rx_ : 0;
   return {tx, rx, LaneTx() < tx ? LaneTx() : tx, by_lane < rx ? by_lane : rx};

@@ -40,14 +40,15 @@ using rendezvous::Conductor;
 
 namespace {
 
-// Unread data at close is a reset, and the kernel does not know of it.
+// Makes the close a reset, as for unread data.  The kernel does not know of
+// these bytes.
 void ResetOnClose(int number) {
   linger now{1, 0};
   ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
 }
 
-// (A filter of system calls may end the program for a call of ours: it has no
-// lane then, and its close is its own.)
+// A filter of system calls may end the program for a call of rcsock's.  Within
+// one the stream has no lane, and its close is its own.
 linger LingerOf(int number) {
   linger option{};
   if (ProcessPinned() == Reason::kSandboxed) return option;
@@ -66,20 +67,19 @@ void SetLinger(int number, bool on, int seconds) {
             sizeof option);
 }
 
-// Guards closed_head and the links of those in the list.  Nothing else is
-// locked under it.
+// Guards closed_head and the links of the list.  No thread takes another latch
+// while it holds this one.
 constinit base::Latch closed_latch;
 constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
-// How many threads may have closed streams out of the list: one that walks the
-// list, and one that takes a stream from it and then closes its number.
+// How many threads may have closed streams out of the list: by walking the
+// list, or by taking a stream from the list to close its number.
 constinit std::atomic<int> unlisting{0};
 // How many threads have begun to walk the list.
 constinit std::atomic<std::uint32_t> walks{0};
-// A parent that had closed streams at the fork has ended them by then.
+// By then a parent that had closed streams at the fork has ended them.
 constinit std::atomic<std::uint64_t> parents_until_ns{0};
 
-// Until then an exit or exec waits for the ends of its peers: once for all of
-// them.
+// Until then an exit or exec waits for the ends of its peers: one time for all.
 constinit std::atomic<std::uint64_t> exits_until_ns{0};
 
 bool MayAwaitEnds(std::uint64_t deadline_ns) {
@@ -97,7 +97,7 @@ void ClosedForkUnlock(bool child) {
     if (closed_head != nullptr || unlisting.load() != 0) {
       parents_until_ns.store(base::NowNs() + kMostToEndNs);
     }
-    closed_head = nullptr;  // the parent's to deliver
+    closed_head = nullptr;  // the parent delivers these
     unlisting.store(0);
   }
   closed_latch.UnlockAfterFork(child);
@@ -127,7 +127,7 @@ void Sock::EachClosed(Each&& each) {
     closed_latch.lock();
     Sock* sock = closed_head;
     if (sock == nullptr) {
-      // (An exec may fail: then they are still to be flushed at exit.)
+      // If an exec fails, the streams are still to be flushed at exit.
       closed_head = done;
       if (done != nullptr) done->closed_link_ = &closed_head;
       closed_latch.unlock();
@@ -148,8 +148,9 @@ void Sock::BeginToEnd() { exits_until_ns.store(base::NowNs() + kMostToEndNs); }
 void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
   for (;;) {
     // A thread that walks the list (bind, or another exec) has streams that
-    // this one does not find.  Either it is counted in `unlisting` here, or it
-    // had put all back before, or it begins later, which `walks` tells.
+    // this thread does not find.  Either that walk is counted in `unlisting`
+    // here, or it had put all back before, or it begins later, which `walks`
+    // tells.
     const std::uint32_t before = walks.load();
     const bool alone = unlisting.load() == 0;
     EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
@@ -159,10 +160,10 @@ void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
   }
 }
 
-// The reset of a closed stream is due, and waits for nothing: the caller makes
-// it before close() returns, so that the addresses are as free as TCP leaves
-// them.  Returns the number to close; the conductor finds the rest of the
-// stream without one.
+// Returns the number to close; the conductor finds the rest of the stream
+// without a number.  The reset of a closed stream is due, and waits for
+// nothing.  The caller makes the reset before close() returns, so that the
+// addresses are as free as TCP leaves them.
 int Sock::LeaveKeptLatched() {
   closed_latch.lock();
   UnlistClosed();
@@ -185,7 +186,7 @@ bool Sock::EndsOnPort(std::uint16_t port) {
     }
     sockaddr_storage own{};
     socklen_t length = sizeof own;
-    // (It stands at one place in both families.)
+    // The port is at one place in both families.
     found = ::syscall(SYS_getsockname, sock->fd(), &own, &length) == 0 &&
             reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
   });
@@ -200,15 +201,16 @@ int Sock::CloseLast(int number, const Successor& next) {
   closed_.store(true, std::memory_order_seq_cst);
   lane_state_.Step(LaneState::Event::kHalt);
   Conductor* conductor = Conductor::IfRunning();
-  // (TryAdopt has been before, or finds it closed.)  The registrations of one
-  // that has just been adopted are the kernel's still, and the conductor may
-  // keep the open file: its sets would tell of who has been closed.  So they
-  // would while a call of the conductor's for one that seeks holds the file.
+  // TryAdopt has been before, or finds the stream closed.  The registrations of
+  // a stream that has just been adopted are still the kernel's.  The conductor
+  // may keep the open file, and the kernel's sets would then report a closed
+  // stream.  They would also while the conductor makes a call for a stream that
+  // seeks.
   const bool sought = lane_state_.Seeking();
   // What SO_LINGER asks for is done once no latch is held: until then this
-  // number is not the last.  (Without room for another one nobody waits, and
-  // nobody waits in the conductor's thread, which closes what was closed while
-  // it was in use.)
+  // number is not the last.  Without room for another number no thread waits.
+  // The conductor's thread, which closes what was closed while in use, does not
+  // wait either.
   const linger asked = LingerOf(number);
   int lingering = -1;
   const bool waits = Waits(asked) && EndsHere() &&
@@ -227,7 +229,8 @@ int Sock::CloseLast(int number, const Successor& next) {
   AwaitBorrowers();
   tx_latch.lock();
   rx_latch.lock();
-  // (Whoever gave a search up meanwhile had not seen yet that it is closed.)
+  // A thread that gave the search up meanwhile had not yet seen that the stream
+  // is closed.
   lane_state_.Step(LaneState::Event::kHalt);
   WakeHeld();
   int result, error;
@@ -240,8 +243,8 @@ int Sock::CloseLast(int number, const Successor& next) {
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
       !EndsHere() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
       stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite()) {
-    // Another process holds the connection too: this close ends nothing, and
-    // neither a reset nor a shutdown may come of what was read ahead here.
+    // Another process holds the connection, too.  This close ends nothing, and
+    // neither a reset nor a shutdown may follow from what was read ahead here.
     if (watched_) conductor->Unwatch(fd());
     watched_ = false;
     end(true);
@@ -251,10 +254,10 @@ int Sock::CloseLast(int number, const Successor& next) {
     PostSettle();
   } else if (mode() == Mode::kEngine && stream_ != nullptr &&
              conductor != nullptr) {
-    // The kernel's close would end the stream before the peer has everything:
-    // the conductor keeps the connection under another number until then.
-    // (Bytes that nobody has read, also where they are the kernel's still: a
-    // FIN would come before the reset that its close makes of them.)
+    // The kernel's close would end the stream before the peer has everything.
+    // So the conductor keeps the connection under another number until then.
+    // Bytes that nobody has read count also where the kernel still has them: a
+    // FIN would come before the reset that the kernel's close makes of them.
     int unread = 0;
     if (stream_->rx() == stream::Rx::kRaw && EndsHere() &&
         (stream_->AtKernel() || stream_->Ahead() != 0)) {
@@ -267,7 +270,8 @@ int Sock::CloseLast(int number, const Successor& next) {
     watched_ = false;
     int kept = base::CopyHighForParent(number);
     if (kept < 0) kept = UseSpare(number);
-    // What is owed and cannot be kept is lost: not by an orderly end.
+    // What is owed and cannot be kept is lost, so the end is not an orderly
+    // one.
     if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {
       ResetOnClose(number);
     }
@@ -292,7 +296,7 @@ int Sock::CloseLast(int number, const Successor& next) {
     if (kept >= 0 && finished_ && reset_) {
       over = LeaveKeptLatched();
     } else if (kept < 0) {
-      // Out of descriptors: the connection ends now; the peer takes what has
+      // Out of descriptors: the connection ends now.  The peer takes what has
       // landed in its ring, as after a kill.
       finished_ = true;
       PostSettle();
@@ -326,17 +330,18 @@ int Sock::CloseLast(int number, const Successor& next) {
   }
   Account();
   if (lingering >= 0 && waits) Linger(lingering, asked.l_linger);
-  // (It may be the last one all the same: others may have let go meanwhile.)
+  // The number may be the last one all the same: others may have let go
+  // meanwhile.
   if (lingering >= 0 && !waits) base::CloseElsewhere(lingering);
   Unref();
   errno = error;
   return result;
 }
 
-// The application's close has waited, as long as it was to.
+// The application's close has already waited for as long as it was to.
 void Sock::CloseWithoutWaiting(int number) const {
   if (!Waits(LingerOf(number))) return base::CloseRaw(number);
-  // Who else has the connection has the option, too.
+  // Other holders of the connection have the option, too.
   if (!EndsHere()) return base::CloseElsewhere(number);
   SetLinger(number, false, 0);
   base::CloseRaw(number);
@@ -352,7 +357,7 @@ void Sock::Linger(int number, int seconds) {
     {
       Latched latched(this);
       const std::uint64_t now = base::NowNs();
-      // The conductor has let go of the connection, or never had it: the rest
+      // The conductor has let go of the connection, or never had it.  The rest
       // is the kernel's.
       if (finish_done_ || fd() < 0) {
         const linger its = LingerOf(number);
@@ -364,8 +369,8 @@ void Sock::Linger(int number, int seconds) {
         }
         break;
       }
-      // The connection goes on without this call, and nobody waits for it any
-      // more.  (A signal ends it, as it ends the kernel's.)
+      // The connection goes on without this call, and no thread waits for it
+      // any more.  A signal ends the wait, as it ends the kernel's.
       if (now >= deadline || interrupted) {
         SetLinger(number, false, 0);
         break;
@@ -379,15 +384,16 @@ void Sock::Linger(int number, int seconds) {
 
 void Sock::LoseFd(int number) {
   Critical critical;
-  // A registration belongs to the open description: it outlives its number.  In
-  // the kernel's set it could then not be moved: such a stream stays on TCP.
+  // A registration belongs to the open description, and outlives its number.
+  // In the kernel's set it could then not be moved, so such a stream stays on
+  // TCP.
   if (mode() == Mode::kPlain && InterestsNamed(this, number)) {
     lane_state_.Step(LaneState::Event::kPin);
     reason_ = Reason::kPinnedOption;
   }
-  // Of two that are closed at once each looks, with the latches, behind its
-  // claim: who comes second has not been chosen by the first, or finds that it
-  // has.
+  // Of two closing threads each looks, with the latches, behind its claim.  The
+  // second thread's number has not been chosen by the first, or it finds that
+  // it has.
   Latched latched(this);
   if (fd() != number) {
     LeaveNumber(number, this);
@@ -462,7 +468,7 @@ void Sock::Finish(bool reset) {
   }
   close_timer_ = 0;
   if (mode() == Mode::kEngine) {
-    // Whoever still comes with the closed number is the kernel's to answer.
+    // The kernel answers a thread that still comes with the closed number.
     if (stream_ != nullptr) {
       tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
       rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
@@ -497,7 +503,7 @@ void Sock::TakeResetsBack() {
   EachClosed([](Sock* sock) { sock->TakeResetBack(); });
 }
 
-// The latches are held.  (Of what is the kernel's, the kernel knows.)
+// The kernel knows of what is its own.
 bool Sock::ResetsAtCloseLatched() const {
   if (mode() != Mode::kEngine || stream_ == nullptr || fd() < 0 ||
       !EndsHere()) {
@@ -517,8 +523,8 @@ void Sock::ResetAtExit() {
   Latched latched(this);
   const bool untaken =
       mode() == Mode::kUnread && unread_.size() > 0 && EndsHere();
-  // (The kernel resets by itself, and a reset alone is a crash to the peer,
-  // which takes what has landed, and an end behind it.)
+  // The kernel resets by itself.  A reset alone is a crash to the peer, which
+  // takes what has landed, and an end behind that.
   if (ResetsAtCloseLatched() || untaken) {
     if (mode() == Mode::kEngine) stream_->TellReset();
     ResetOnClose(fd());
@@ -540,7 +546,8 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
         stream_->Demote(Reason::kShortLived, false);
       }
       stream_->Progress();
-      // What comes once more is unread to the kernel, which would reset.
+      // What the peer sends once more is unread to the kernel, which would
+      // reset.
       owed = stream_->WantsAnchorWrite();
       ahead = stream_->Ahead() != 0;
       // The kernel would end this end first, and keep its addresses for a

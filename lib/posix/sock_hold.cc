@@ -62,9 +62,9 @@ bool Sock::AwaitsLane() const {
          !closed_.load(std::memory_order_relaxed);
 }
 
-// Uses the stock of trust of the stream's service, and that of all services of
-// the address, which new ports (FTP's, MPI's) share.  So a peer that never
-// brings a lane is not waited for each time.
+// Asks Prospect about the stream's service, and about all services of the
+// address, which new ports (FTP's, MPI's) share.  So a peer that never brings a
+// lane is not waited for each time.
 void Sock::Bulky() {
   if (tx_raw_.load(std::memory_order_relaxed) < kBulk ||
       hold_end_ns_.load(std::memory_order_relaxed) != 0 || SeeksRemote() ||

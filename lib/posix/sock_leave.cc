@@ -23,10 +23,11 @@ using base::Reason;
 using rendezvous::Conductor;
 using stream::Stream;
 
-// Between looks whether a lane is still slept on.
+// The most between two looks whether threads still sleep on a lane.
 constexpr std::uint32_t kMostWaitMs = 64;
-// For a lane that both ends have agreed to: the peer's threads may have to come
-// out of the kernel first, and then it has written nothing to it either.
+// The wait for a lane that both ends have agreed to.  The peer's threads may
+// have to come out of the kernel first.  If they are late, the peer has written
+// nothing to the lane either.
 constexpr std::uint64_t kMostAwaitNs = 20'000'000;
 
 void Sock::PostSettle() {
@@ -43,7 +44,7 @@ void Sock::Settle() {
   tx_latch.lock();
   rx_latch.lock();
   settle_posted_ = false;
-  // What comes later has posted another call.
+  // A later change has posted another call.
   const bool finished = finished_;
   const bool reset = reset_;
   const bool settled = settled_ || finished;
@@ -56,7 +57,8 @@ void Sock::Settle() {
     rx_latch.lock();
     const bool slept_on = LanePins().load(std::memory_order_seq_cst) != 0;
     if (slept_on && parked_ != nullptr) {
-      // (Of two lanes: a handler sleeps above another's sleep, say.)
+      // Threads sleep on two lanes: a handler sleeps above another's sleep, for
+      // instance.
       lane_->WakeLocal();
       settle_posted_ = true;
       const std::uint32_t wait = settle_wait_ms_;
@@ -100,10 +102,11 @@ void Sock::Settle() {
   BackToPlain();
 }
 
-// The stream need not wait for them: nothing is read from the lane any more,
-// and who wakes looks where it is by then.  Nor could it, where one of them is
-// a thread whose handler has interrupted the sleep, and waits itself until the
-// stream is the kernel's (fork), or has jumped out of it and takes its time.
+// The stream need not wait for these threads.  Nothing is read from the lane
+// any more, and a thread that wakes looks where the stream is by then.  Nor
+// could the stream wait.  A handler may have interrupted the sleep of its
+// thread, and wait itself until the kernel has the stream (fork).  Or it has
+// jumped out of the sleep, and takes its time.
 bool Sock::Unpark() {
   std::unique_ptr<lane::Lane> lane;
   {
@@ -121,7 +124,8 @@ bool Sock::Unpark() {
   return true;
 }
 
-// (Without memory for that, it is when the next lane is left.)
+// Without memory for the timer, the lane goes back when the stream leaves its
+// next lane.
 void Sock::UnparkLater(std::uint32_t ms) {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
@@ -172,12 +176,13 @@ bool Sock::BackToPlain() {
     timer_ = 0;
     PushOptions();
     MeasureDriftLatched();
-    // The kernel has not been told: it would let a reader sleep, and of what is
-    // over, which only this end's last write would show it, that it is not.
+    // The kernel has not been told of these.  It would let a reader sleep.  It
+    // would also deny that a stream is over of which only this end's last write
+    // shows it.
     if (rd_shut_ || stream_->Gone()) {
       ::syscall(SYS_shutdown, fd(), stream_->Gone() ? SHUT_RDWR : SHUT_RD);
     }
-    // The next Stream would not know of it.
+    // The next Stream would not know of the half close.
     if (rd_shut_ || stream_->Shut() ||
         (stream_->Readiness() & POLLRDHUP) != 0) {
       HalfClosed();
@@ -189,8 +194,8 @@ bool Sock::BackToPlain() {
     }
     SetMode(spilled ? Mode::kUnread : Mode::kPlain);
     if (spilled) {
-      // Not adopted while the offset of what TCP brings is ahead of the
-      // application's; EndUnreadLatched allows it again.
+      // The stream is not adopted while the offset of what TCP brings is ahead
+      // of the application's.  EndUnreadLatched allows it again.
       lane_state_.Step(LaneState::Event::kStay);
     } else if (!lane_state_.Pinned() && (attempts_ < 5 || SeeksRemote())) {
       // Each demotion makes the next promotion eight times as far away.
@@ -217,9 +222,9 @@ bool Sock::BackToPlain() {
   return true;
 }
 
-// The peer may have the lane already, which this end has agreed to, and write
-// to it: who left before it is here too would not see what a peer that dies had
-// put there.  So it comes, and is left.
+// The peer may already have the lane that this end has agreed to, and write to
+// it.  An end that left before its lane comes would not see what a dying peer
+// had put there.  So the lane comes, and is left.
 bool Sock::AwaitsLane(Reason reason) {
   if (!lane_state_.Agreed() || SeeksRemote()) return false;
   Latched latched(this);
@@ -272,7 +277,8 @@ void Sock::StopLeaving() {
   lane_state_.Step(LaneState::Event::kStopLeaving);
 }
 
-// There was no memory to share it in.
+// Returns whether only bytes that were read ahead hold the stream.  There was
+// no memory to share them in.
 bool Sock::StuckOnStash() {
   Latched latched(this);
   const bool stuck = mode() == Mode::kEngine && stream_ != nullptr &&

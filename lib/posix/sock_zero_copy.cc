@@ -1,4 +1,5 @@
-// MSG_ZEROCOPY on a stream: what is the kernel's, and what a lane has copied.
+// MSG_ZEROCOPY on a stream: completions of the kernel, and of what a lane has
+// copied.
 
 #include <cerrno>
 #include <new>
@@ -23,8 +24,8 @@ void Sock::SetZeroCopy(bool on) {
 
 ZeroCopy* Sock::ForZeroCopy() {
   if (!zero_copy_on_.load(std::memory_order_acquire)) {
-    // Set before this program had the socket, or past us: there may have been
-    // calls that nobody here has counted.
+    // The option was set before this program had the socket, or past rcsock.
+    // Calls may have been made that nothing here has counted.
     int on = 0;
     socklen_t size = sizeof on;
     if (real::getsockopt(fd(), SOL_SOCKET, SO_ZEROCOPY, &on, &size) == 0 &&
@@ -33,12 +34,11 @@ ZeroCopy* Sock::ForZeroCopy() {
     }
     return nullptr;
   }
-  // The numbers are one row for all processes.
+  // All processes share one row of numbers.
   if (inherited_ || !SoleHolder()) Pin(base::Reason::kPinnedOption);
   return zero_copy_.load(std::memory_order_acquire);
 }
 
-// Under the rx latch.
 void Sock::CompletionsChanged() {
   ZeroCopy* const zero_copy = zero_copy_.load(std::memory_order_acquire);
   const bool some = zero_copy != nullptr && !zero_copy->empty();
@@ -46,7 +46,6 @@ void Sock::CompletionsChanged() {
   unread_streams.fetch_add(some ? 1 : -1, std::memory_order_relaxed);
 }
 
-// Under the rx latch, at the end.
 void Sock::ForgetCompletions() {
   ZeroCopy* const zero_copy = zero_copy_.load(std::memory_order_acquire);
   if (zero_copy == nullptr) return;
@@ -60,15 +59,16 @@ void Sock::CopiedInstead() {
     Latched latched(this);
     CompletionsChanged();
     WakeRx();
-    // It has gone back to the kernel, which does not know of the completion.
+    // The stream has gone back to the kernel, which does not know of the
+    // completion.
     if (mode() != Mode::kEngine) InterestsKick(this);
   }
-  // Nobody reads them, or not in order.
+  // The program does not read completions, or not in order.
   if (!ok) Pin(base::Reason::kPinnedOption);
 }
 
-// On the conductor thread, under both latches: what the kernel still owed when
-// the stream left it.
+// Runs on the conductor's thread.  Takes what the kernel still owed when the
+// stream left it.
 void Sock::LookForErrorsLatched() {
   ZeroCopy* const zero_copy = zero_copy_.load(std::memory_order_acquire);
   if (zero_copy == nullptr || !zero_copy->Drain(fd())) return;
