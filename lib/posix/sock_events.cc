@@ -1,5 +1,5 @@
-// What a stream is told, by its connection, its lane and time, and whom it
-// tells.
+// What a stream is told by its connection, its lane and its timers, and whom
+// the stream tells.
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -37,7 +37,7 @@ void Sock::OnAnchor(std::uint32_t events) {
     HandleChanges();
     if ((events & (EPOLLHUP | EPOLLERR)) != 0 && watched_ &&
         !stream_->WantsAnchorRead() && !stream_->AtKernel()) {
-      // HUP and ERR are level-triggered and can't be masked.
+      // HUP and ERR are level-triggered and cannot be masked.
       if (Conductor* conductor = Conductor::IfRunning()) {
         conductor->Unwatch(fd());
       }
@@ -60,7 +60,7 @@ void Sock::OnCompletion(std::uint32_t flags) {
 }
 
 void Sock::LinkLost(Reason reason) {
-  (void)reason;  // the lane says it
+  (void)reason;  // the lane's State() says it
   OnCompletion(lane::kCompletionError);
 }
 
@@ -76,9 +76,10 @@ void Sock::OnTimer() {
 
 namespace {
 
-// How long a switch may take, in a process and on a host as busy as they are:
-// all switches under way share their conductors, and each of its steps waits
-// for threads that hold the stream's latches and have lost their CPU.
+// How long a switch may take, in a process and on a host as busy as they are.
+// All switches under way share their conductors.  Each step of a switch waits
+// for threads that hold the stream's latches and have lost their CPU.  Any
+// thread may call it.
 class Patience {
  public:
   constexpr Patience(std::uint32_t least_ms, std::uint32_t most_ms)
@@ -142,12 +143,12 @@ void Sock::HandleChanges() {
     InterestsRefresh(this, false);
     if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
       reason_ = stream_->why_left();
-      // (Closed before the switch: what ends so has no reason of its own.)
+      // The stream was closed before the switch, and has no reason of its own.
       if (reason_ == Reason::kNone && !promoted_) reason_ = Reason::kShortLived;
     }
     starved_ = reason_ == Reason::kStarved;
-    // One that made room for others is as welcome as before; who asks for that
-    // is the end whose limit it was.
+    // A stream that made room for others is as welcome as before.  The end
+    // whose limit it was asks for that.
     if (lane_kind_ == lane::Kind::kRdma) {
       LeavesRemote();
     }
@@ -158,7 +159,7 @@ void Sock::HandleChanges() {
         lane_kind_ == lane::Kind::kRdma &&
         (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
     if (!leave_uncounted_) CountLeave(was_there);
-    // (What the program has closed has a number of ours.)
+    // A stream that the program has closed has a number of rcsock's.
     RCSOCK_LOG(closed_.load(std::memory_order_relaxed) ? 2 : 1,
                "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
   }
@@ -187,19 +188,19 @@ void Sock::HandleChanges() {
 }
 
 void Sock::CountLeave(bool was_there) {
-  // (Nor has a connection that another process shares for a while done anything
-  // that speaks against its next lane: a server may fork for each snapshot.)
+  // None of these speaks against the next lane.  Nor does a connection that
+  // another process shares for a while: a server may fork for each snapshot.
   const bool makes_room =
       reason_ == Reason::kIdleRings || reason_ == Reason::kPinnedFork ||
       reason_ == Reason::kPeerShared ||
       (lane_kind_ == lane::Kind::kRdma &&
        (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted));
-  // Its sender, whose reason that is, learns whether it was of use
+  // The sender, whose reason that is, learns whether it was of use
   // (JudgeStarved), and proposes again, sooner or later.
   const bool starves =
       !makes_room && reason_ == Reason::kPeerDemoted && RingIsFull();
-  // The switch was slower than it may be, here or there: the next one has more
-  // time (Patience), which also bounds how often it is tried.
+  // The switch was too slow, at this end or the other.  The next one has more
+  // time (Patience), which also bounds how often a switch is tried.
   const bool slow = reason_ == Reason::kTimeout ||
                     (reason_ == Reason::kPeerDemoted && !was_there);
   if (!makes_room && !starves && !slow) ++demotions_;
@@ -221,10 +222,10 @@ void Sock::UpdateWatch() {
   if (stream_->WantsAnchorRead()) {
     wanted |= EPOLLIN;
   } else if (stream_->AtKernel()) {
-    // The application reads, when it likes; whoever waits for it here, or for
-    // an edge, is told of each arrival as the kernel would.  (Nothing is lost:
-    // the change of the registration reports what is there already, and all
-    // that is done for EPOLLOUT ends with EAGAIN.)
+    // The application reads when it likes.  A thread that waits for input here,
+    // or for an edge, is told of each arrival as the kernel would.  Nothing is
+    // lost: the change of the registration reports what is there already, and
+    // all that is done for EPOLLOUT ends with EAGAIN.
     wanted |=
         EPOLLIN | EPOLLPRI | EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
   }
@@ -244,7 +245,7 @@ void Sock::KickPollers() {
 
 void Sock::WakeRx() {
   // seq_cst on both sides: a sleeper counts itself before it looks at the word
-  // for the last time, and the word changes before the count is looked at here.
+  // for the last time, and here the word changes before the count is looked at.
   rx_seq_.fetch_add(1, std::memory_order_seq_cst);
   if (rx_sleepers_.load(std::memory_order_seq_cst) > 0) {
     base::FutexWake(&rx_seq_, 1 << 30, false);
@@ -268,8 +269,8 @@ void Sock::WakeTx() {
   KickPollers();
 }
 
-// A source is drained by whoever waits for its lanes; for those that ring the
-// conductor's bell, by the conductor.
+// The thread that waits for a source's lanes drains the source.  For lanes that
+// ring the conductor's bell, the conductor does.
 void Sock::WantSource(bool wanted) {
   lane::Source* source = source_.load(std::memory_order_relaxed);
   if (source == nullptr || wanted == source_wanted_) return;
@@ -281,7 +282,8 @@ void Sock::WantSource(bool wanted) {
 
 void Sock::TellLane(std::uint32_t bits, int number) {
   bell_.store(number, std::memory_order_relaxed);
-  // (Who sees the wish and sleeps on the stream's bell sees which it is.)
+  // A thread that sees the wish and sleeps on the stream's bell sees which
+  // bell.
   notify_.store(bits, std::memory_order_release);
   if (lane_ == nullptr) return;
   WantSource(bits != 0 && number == 0);
@@ -290,7 +292,7 @@ void Sock::TellLane(std::uint32_t bits, int number) {
 
 void Sock::SetNotify(std::uint32_t bits, int number) {
   TellLane(bits, number);
-  // A thread in poll() sleeps on the bell that was.
+  // A thread in poll() sleeps on the previous bell.
   KickPollers();
 }
 
@@ -301,12 +303,12 @@ void Sock::Wish(std::uint32_t bits) {
 }
 
 void Sock::RingForPoll(int number) {
-  // Who takes the wish back looks at poll_sleepers after that.
+  // A thread that takes the wish back looks at poll_sleepers after that.
   if (notify_.load(std::memory_order_seq_cst) != 0) return;
   Latched latched(this);
   if (lane_ != nullptr && OnLane() && notify_bits() == 0) {
-    // It has rung nobody until now, so nobody sleeps on another bell.
-    // (Who drains a source rings for all of its lanes.)
+    // The lane has rung no bell until now, so no thread sleeps on another bell.
+    // A thread that drains a source rings for all its lanes.
     TellLane(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
              lane_is_shm_ ? number : kPollBell);
   }

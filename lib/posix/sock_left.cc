@@ -1,16 +1,17 @@
 // A number that is closed while calls sleep on its stream.
 //
-// The kernel's call keeps the open file, whose end comes when the call returns;
-// until then it goes on, whatever the number names meanwhile.  Here the number
-// itself is the anchor, so close() gives the stream another one, of ours, that
-// the table has as any copy's: all that is done to every stream is done to it,
-// too, and it ends when that number is closed.  The last of the calls does so.
+// The kernel's call keeps the open file, whose end comes when the call returns.
+// Until then the call goes on, whatever the number names meanwhile.  Here the
+// number itself is the anchor.  So close() gives the stream another number, of
+// rcsock's own, which the table has as it has any copy's.  All that is done to
+// every stream is then done to this stream, too.  It ends when that number is
+// closed, by the last of the calls.
 //
-// Who sleeps is counted already, so nothing is added to a call before it
-// sleeps.  A call that wakes finds left_fd_ under its latch, and is counted in
-// left_awake_ from then on while it does not sleep: a handler may jump out of a
-// sleep, and cancellation ends one, and neither tells of it here.  So the
-// conductor looks, too, whether there is a call left.
+// A sleeping call is counted already, so a call does nothing more before it
+// sleeps.  A call that wakes finds left_fd_ under its latch.  From then on it
+// is counted in left_awake_ while it does not sleep.  A handler may jump out of
+// a sleep, and cancellation ends a sleep, and neither tells of that here.  So
+// the conductor, too, looks whether there is a call left.
 
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -39,8 +40,8 @@ namespace {
 
 constexpr std::uint32_t kMostLookMs = 1024;
 
-// The innermost such call of this thread, or one that a handler has jumped out
-// of: the object may be another connection by then.
+// The innermost such call of this thread.  A handler may have jumped out of it;
+// then the object may be another connection by now.
 struct Left {
   const Sock* sock = nullptr;
   std::uint32_t life = 0;
@@ -48,7 +49,7 @@ struct Left {
   bool awake = false;
 };
 thread_local constinit Left tls_left;
-// Of one that has just become one (kJoinsLeft).
+// Of a call that has just become such a call (kJoinsLeft).
 struct Joined {
   std::uint64_t deadline_ns = 0;
   int result = 0;
@@ -65,15 +66,16 @@ void CloseLeft(int number) {
 
 }  // namespace
 
-// From kJoinsLeft on: a critical section that sleeps interrupt, as that of any
-// call.
+// Such a call, from kJoinsLeft on.  It owns a place in left_awake_, and is a
+// critical section that sleeps interrupt, as every call's.  It belongs to its
+// thread.
 class Sock::LeftCall {
  public:
   explicit LeftCall(Sock* sock)
       : sock_(sock), outer_(tls_left), joined_(tls_joined) {
     tls_left = {sock, sock->Life(), joined_.deadline_ns, true};
   }
-  // By cancellation, too.
+  // Also runs when cancellation ends the call.
   ~LeftCall() {
     const int saved = errno;
     const bool awake = tls_left.awake;
@@ -92,7 +94,8 @@ class Sock::LeftCall {
   LeftCall(const LeftCall&) = delete;
   LeftCall& operator=(const LeftCall&) = delete;
 
-  // What there is to say at once; ClosedInUse: nothing, it goes on.
+  // Returns the call's result if there is one at once.  ClosedInUse: the call
+  // goes on.
   IoResult Over(std::size_t done) const {
     if (joined_.result == -EINTR) {
       if (done > 0) return IoResult::Done(done);
@@ -102,7 +105,8 @@ class Sock::LeftCall {
     // The kernel makes the call again: what the number names is asked anew.
     return joined_.handled ? IoResult::Gone() : IoResult::ClosedInUse();
   }
-  // `call()` of the kernel's, which may sleep there; counted as a sleep is.
+  // Makes `call()`, which may sleep in the kernel, and counts it as a sleep.
+  // Returns what it returns.
   template <class Call>
   ssize_t InKernelsSleep(std::atomic<int>* count, Call&& call) {
     count->fetch_add(1, std::memory_order_seq_cst);
@@ -123,8 +127,9 @@ class Sock::LeftCall {
   const Joined joined_;
 };
 
-// (A handler of this thread's that has interrupted one of them closes it as the
-// kernel's would, where the call it has interrupted is over by then.)
+// Returns how many calls sleep on the stream.  If a handler of this thread has
+// interrupted such a call, that call does not count.  The close ends it as the
+// kernel's would, where the interrupted call is over by then.
 int Sock::SleepersLatched() const {
   int all = 0;
   for (const auto* count :
@@ -139,10 +144,11 @@ bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
   if (mode() != Mode::kEngine || SleepersLatched() <= 0) return false;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;
-  // (Without another number it ends under them.)
+  // Without another number the stream ends under the calls.
   const int hidden = base::CopyHigh(number);
   if (hidden < 0) return false;
-  // (From GoOnBy on the last of the calls may return, and close it for good.)
+  // From GoOnBy on the last of the calls may return, and close the stream for
+  // good.
   const std::shared_ptr<Sock> keep = Share();
   bool left;
   {
@@ -206,11 +212,11 @@ void Sock::ForgetLeft() {
   if (number >= 0) CloseLeft(number);
 }
 
-// (Not one that only waits for a lane, nor a poll: these have nothing more to
-// do with the stream.)
+// A call that only waits for a lane does not join, nor does a poll: these have
+// nothing more to do with the stream.
 bool Sock::JoinsLeftToo(const Wait& wait, int result) {
-  // Nor one of another connection, whose object this has been: it ended under
-  // the sleep, for there was no number to keep it by.
+  // Nor does a call of another connection, whose object this has been.  That
+  // connection ended under the sleep, for there was no number to keep it by.
   if (wait.process == 0 || wait.process != OwnPid() || wait.life != Life() ||
       (tls_left.sock == this && tls_left.life == Life())) {
     return false;
@@ -221,7 +227,7 @@ bool Sock::JoinsLeftToo(const Wait& wait, int result) {
   return true;
 }
 
-// (The analysis cannot know a latch that `tx` chooses.)
+// The analysis cannot know a latch that `tx` chooses.
 bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
   base::Latch& latch = tx ? tx_latch : rx_latch;
   std::atomic<int>& count = tx ? tx_sleepers_ : rx_sleepers_;

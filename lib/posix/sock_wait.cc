@@ -1,5 +1,6 @@
-// What a call of a stream on a lane does until there is room, or input: spin,
-// sleep, and what becomes of a stream whose receiver does not read.
+// What a call of a stream on a lane does until there is room, or input: it
+// spins, then sleeps.  Also what becomes of a stream whose receiver does not
+// read.
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -28,22 +29,22 @@ using base::Reason;
 using rendezvous::Conductor;
 
 // A receiver that stops reading would hold a sender for whom the kernel's
-// larger buffers still had room (a program that talks to itself, say): such a
-// stream goes back to TCP.
+// larger buffers still had room: a program that talks to itself, for instance.
+// Such a stream goes back to TCP.
 constexpr std::uint32_t kStarvedMs = 100;
-// Looks in a row that find no progress: of which this thread comes late to the
-// last, and on a lane to another host, whose receiver may wait for its CPU with
-// all that the switch has made it read ahead still before it.
+// Looks in a row without progress.  kMostLate: this thread comes late to the
+// last look.  kMostRemote: the lane is to another host.  Its receiver may wait
+// for its CPU, and has still to read all that the switch has read ahead.
 constexpr int kMostLate = 5;
 constexpr int kMostRemote = 4;
-// And so many more while other streams of its service try whether TCP has more
-// room: then it goes without their verdict, as it may need that room itself.
+// And so many more while other streams of the service try whether TCP has more
+// room.  Then the stream leaves without their verdict, as it may need that room
+// itself.
 constexpr int kMostRefused = 20;
 
 // More than TCP's buffers take, if nobody reads.
 constexpr std::uint64_t kMoreThanTcp = 8 << 20;
-// How long after a stream has left is looked at what that has brought, and how
-// often at most.
+// JudgeStarved looks so long after a stream has left, and so often at most.
 constexpr std::uint32_t kJudgeMs = 50;
 constexpr int kMostJudged = 4;
 
@@ -55,7 +56,8 @@ void Sock::WatchStarved() {
   if (conductor == nullptr) return;
   starve_acked_ = lane_->Acked();
   starve_since_ns_ = base::NowNs();
-  // (Without memory it does not come: who finds no room next tries again.)
+  // Without memory the timer does not come: the next call without room tries
+  // again.
   starve_timer_ = conductor->After(
                       kStarvedMs, [self = Share()] { self->OnStarved(); }) != 0;
 }
@@ -71,19 +73,21 @@ void Sock::OnStarved() {
   if (lane_->Writable() > 0) {
     starve_late_ = 0;
     // A receiver puts off telling of a little room while there is more to take,
-    // and may then take no more: who found no room has not been told of it.
+    // and may then take no more.  So a sender that found no room has not been
+    // told.
     if (lane_->Posted() == starve_posted_) {
       WakeTx();
     } else {
-      // Another has posted since; who found no room may wait still, in a call
-      // or in an epoll set.
+      // Another thread has posted since.  A thread that found no room may still
+      // wait, in a call or in an epoll set.
       WatchStarved();
     }
     return;
   }
   if (lane_->Acked() != starve_acked_) {
     starve_late_ = 0;
-    // Who waits now may have begun while this timer ran, and armed none.
+    // A thread that waits now may have begun while this timer ran, and armed
+    // none.
     WatchStarved();
     return;
   }
@@ -99,7 +103,7 @@ void Sock::OnStarved() {
       (starve_late_ < most + kMostRefused &&
        !Prospect::MayLeaveStarved(service_.load(std::memory_order_relaxed),
                                   base::NowNs()))) {
-    // Where this thread is late, the receiver may be, too.
+    // If this thread is late, the receiver may be, too.
     WatchStarved();
   } else {
     starve_late_ = 0;
@@ -116,14 +120,14 @@ void Sock::JudgeSoon(Starved starved) {
                    [self = Share(), starved] { self->JudgeStarved(starved); });
 }
 
-// The stream is the kernel's again.  If TCP is full by now, too, or has taken
-// more than it keeps, the receiver is only slow: it would have been worth
-// waiting for, and the stream is as welcome on a lane as before. Else its
-// sender needed the room; then it stays here the longer.
+// The kernel has the stream again.  If TCP is full by now, too, or has taken
+// more than it keeps, the receiver is only slow.  Then the lane would have been
+// worth the wait, and the stream is as welcome on a lane as before.  Otherwise
+// its sender needed the room, and the stream stays on TCP the longer.
 //
-// (A sender that has moved nothing yet may not have had a CPU since, or be in
-// the midst of a long call: what that moves is counted at its end.  One that
-// has moved more since the last look may go on until TCP is full.)
+// A sender that has moved nothing yet may not have had a CPU since, or be in
+// the midst of a long call, which is counted at its end.  A sender that has
+// moved more since the last look may go on until TCP is full.
 void Sock::JudgeStarved(Starved starved) {
   Latched latched(this);
   if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
@@ -196,8 +200,8 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
   return SleepOn(wait, false, token, seq, lane_.get());
 }
 
-// For more than what has been peeked at.  A lane tells of what there is, not of
-// what comes behind it, so this looks again each millisecond.
+// Waits for more than a peek has seen.  A lane tells what there is, not what
+// comes behind it, so this looks again each millisecond.
 int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
   Begin(wait, rcv_timeout_ns);
   constexpr std::uint64_t kLookNs = 1'000'000;
@@ -219,20 +223,20 @@ int Sock::WaitRest(Wait& wait, std::uint32_t seq) {
   return WaitRx(brief, seq);
 }
 
-// A wake-up cannot be lost.  Without a lane: `seq` was read before the stream
-// was looked at, whoever changes it bumps the word after, and the kernel
-// compares. With one: the lane does the same with its own word and `token`; and
-// since WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is
-// counted before rx_seq_ is looked at, a change of state in between is seen by
-// one side.  (Of a lane that the stream leaves, Settle looks at them, with both
-// latches, and makes all of them return.)
+// A wake-up cannot be lost (I-SLEEP-1).  Without a lane: `seq` was read before
+// the stream was looked at, each change bumps the word after, and the kernel
+// compares.  With a lane: the lane does this with its own word and `token`.
+// Also, WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is
+// counted before rx_seq_ is looked at.  So one side sees a change of state in
+// between.  Where the stream leaves the lane, Settle looks at pins_, with both
+// latches, and makes all sleepers return.
 //
-// (The analysis cannot know a latch that `tx` chooses.)
+// The analysis cannot know a latch that `tx` chooses.
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) RC_NO_LOCK_CHECK {
   if (!wait.poll && OwnFace() == Face::kLibrary &&
       !nonblock.load(std::memory_order_relaxed)) {
-    // A plain fcntl may have said that nobody is to sleep.
+    // A plain fcntl may have set O_NONBLOCK.
     const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
     if (flags >= 0 && (flags & O_NONBLOCK) != 0) {
       nonblock.store(true, std::memory_order_relaxed);
@@ -268,8 +272,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                 static_cast<long>(ns % 1'000'000'000)};
         limit = &left;
       }
-      // Outside the critical section, so that handlers run; and a handler that
-      // has run since the call began must end it.
+      // Outside the critical section, so that handlers run.  A handler that has
+      // run since the call began must end the call.
       OutsideCritical outside;
       if (handlers != before) {
         result = -EINTR;
@@ -300,8 +304,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
       }
       ::pthread_testcancel();
     }
-    // (Counted until the latch is held: who closes the number meanwhile knows
-    // of this call.)
+    // The call is counted until it holds the latch, so that a closing thread
+    // knows of it.
     latch.lock();
     if (is_left) [[unlikely]] {
       WakesLeft();
@@ -311,7 +315,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   }
   if (result == kJoinsLeft || result == -EINTR) return result;
   // Behind a handler with SA_RESTART the kernel makes a call anew that has
-  // moved nothing: that handler does not end what it moves later.
+  // moved nothing.  So that handler does not end what the call moves later.
   if (!wait.part) wait.any = self.any;
   if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
     return -EAGAIN;
@@ -321,9 +325,9 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
 
 bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
                          std::uint32_t signals) {
-  // With a time the kernel ends the sleep for any handler, as it ends poll(),
-  // and not only for one without SA_RESTART; also for one that we know nothing
-  // of.
+  // With a deadline the kernel ends the sleep for any handler, as it ends
+  // poll(), and not only for a handler without SA_RESTART.  That includes a
+  // handler that rcsock knows nothing of.
   constexpr std::uint64_t kHourNs = 3'600'000'000'000;
   if (deadline_ns == 0) deadline_ns = base::NowNs() + kHourNs;
   Critical critical;
@@ -335,7 +339,7 @@ bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
     return false;
   }
   const std::uint32_t token = lane_->SleepToken(false);
-  // (All that Readiness tells of a stream that is asked for input.)
+  // This is all that Readiness tells of a stream that is asked for input.
   if (!lane_->RxPending() && !rd_shut_ && !Completions()) {
     Wait wait{.deadline_ns = deadline_ns,
               .signals = signals,
@@ -343,8 +347,8 @@ bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
               .poll = true};
     SleepOn(wait, false, token, seq, lane_.get());
   }
-  // (The kernel's poll keeps what it sleeps on, too, until it returns; which it
-  // does then, for the number names nothing.)
+  // The kernel's poll, too, keeps what it sleeps on until it returns.  It
+  // returns then, for the number names nothing.
   const bool left = left_fd_ >= 0;
   rx_latch.unlock();
   if (left) [[unlikely]]
