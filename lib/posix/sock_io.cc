@@ -25,7 +25,7 @@ void RaiseSigpipe() {
   const int saved = errno;
   const long pid = ::syscall(SYS_getpid);
   const long tid = ::syscall(SYS_gettid);
-  // As the kernel says it: by kill(), not by tkill().
+  // The kernel says it so: by kill(), not by tkill().
   siginfo_t info{};
   info.si_signo = SIGPIPE;
   info.si_code = SI_USER;
@@ -39,8 +39,9 @@ void RaiseSigpipe() {
 
 namespace {
 
-// `call(message)` for all from `skip` on; only so many pieces of a long vector
-// go into one.  What it says in the end, if that is an error, is in *error.
+// Makes `call(message)` for all bytes from `skip` on; a message takes only so
+// many pieces of a long vector.  Returns the bytes, or what the first call
+// returned.  If the last call failed, stores its errno in *error.
 template <class Call>
 ssize_t ForRest(const iovec* iov, int count, std::size_t skip, int* error,
                 Call&& call) {
@@ -91,8 +92,8 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
   return n;
 }
 
-// (Of a stream on TCP it is kept as what lies behind bytes read ahead: with
-// none of these.)
+// A stream on TCP keeps the error as what lies behind bytes read ahead, with
+// none of these.
 void Sock::KeepError(int fd, int error) {
   if (!stream::IsToldOnce(error)) return;
   CancelSeek();
@@ -115,21 +116,21 @@ void Sock::KeepError(int fd, int error) {
 
 // --- stream::Anchor
 
-// The end of TCP is not the end of the stream while this end does not have the
-// lane yet that both have agreed upon: the peer may have had it, put its last
-// bytes into it, and died.  Its word that it has it is in a queue of the
-// conductor's by then, so the wait is a short one; the kernel will say again
-// that this is the end.  (A reset is not held: the kernel loses what it has not
-// delivered by then, too, see killed_with_unread in tests/posix/kills.  Nor is
-// an end that comes before this end has said that it has adopted the stream,
-// which may take longer: then the peer does not have the lane.)
+// TCP's end is not the stream's end while this end does not have the lane that
+// both ends have agreed on.  The peer may have had the lane, put its last bytes
+// there, and died.  Its word that it has the lane is in a queue of the
+// conductor's by then, so the wait is short.  The kernel will report its end
+// again.  A reset is not held: the kernel, too, loses what it has not delivered
+// by then, see killed_with_unread in tests/posix/kills.  Nor is an end held
+// that comes before this end has said that it has adopted the stream, which may
+// take longer.  Then the peer does not have the lane.
 bool Sock::HoldsEnd() const {
   return lane_ == nullptr && lane_state_.Agreed() && !moves.load();
 }
 
-// (Below: a stream that is closed may have no number any more, a moment before
-// the end of it is said.  Who finds it so comes back then, and finds what the
-// number names that he has.)
+// A stream that is closed may have no number any more, a moment before its end
+// is said.  A call that finds it so below returns, and asks what its number
+// names.
 
 ssize_t Sock::Send(const iovec* iov, int count) {
   if (fd() < 0) return -EAGAIN;
@@ -177,8 +178,9 @@ bool Sock::AtMark() { return AtMarkOf(fd()); }
 
 Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
 
-// A child of fork gives all its connections another life; the sleep that a
-// handler has interrupted, which then forked, goes on there for the same one.
+// A child of fork gives all its connections another life.  If a handler has
+// interrupted a sleep and then forked, the sleep goes on in the child for that
+// connection.
 bool Sock::GoneSinceToo(Wait& wait, int fd) const {
   if (wait.process == OwnPid() || !IsAt(fd)) return true;
   wait.process = OwnPid();
@@ -226,8 +228,8 @@ struct Sock::SendCall {
   ssize_t n = -EAGAIN;
 };
 
-// Writes what does not fit into a lane as it is: the stream is on TCP, or on
-// its way, or its lane is dead.
+// Writes what the lane alone does not take: the stream is on TCP, or in a
+// switch, or its lane is dead.
 void Sock::WriteWithBoth(SendCall& call) {
   rx_latch.lock();
   if (stream_->FastTx()) stream_->Progress();  // a dead lane
@@ -294,7 +296,7 @@ IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
       WatchStarved();
       break;
     }
-    // TCP took a part: only its EAGAIN makes somebody watch for room.
+    // TCP took a part.  Only its EAGAIN makes the conductor watch for room.
     if (n > 0 && !stream_->FastTx()) continue;
     wait.part = *done > 0 || (flags & kLater) != 0;
     wait.later = (flags & kLater) != 0;
@@ -328,7 +330,7 @@ IoResult Sock::SendNull(int fd, int flags, std::size_t* done) {
 
 IoResult Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
                         std::size_t* done) {
-  // Only what would be put there is a fault, and there nothing is taken.
+  // Only bytes that would be put there are a fault.  Then nothing is taken.
   std::size_t room = 0;
   int good = 0;
   for (; good < count && !Null(iov + good, 1); ++good) {
@@ -363,7 +365,7 @@ IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
   Critical critical;
   rx_latch.lock();
   CheckQuick();
-  // As in EngineSend.
+  // The common case, without what waiting needs.
   constexpr int kSpecial = MSG_PEEK | MSG_WAITALL | MSG_TRUNC;
   if ((flags & kSpecial) == 0 && *done == 0 && IsAt(fd) &&
       mode() == Mode::kEngine && stream_->FastRx()) [[likely]] {
@@ -382,8 +384,8 @@ IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
   return RecvLatched(fd, iov, count, total, flags, done);
 }
 
-// One call that receives, in the frame of RecvLatched: cancellation ends it,
-// too.
+// One call that receives, in the frame of RecvLatched.  It belongs to the
+// calling thread, also when cancellation ends the call.
 struct Sock::RecvCall {
   RecvCall(Sock* sock, const iovec* iov, int count, std::size_t length,
            int flags, bool blocks, std::size_t* at)
@@ -426,13 +428,13 @@ struct Sock::RecvCall {
 };
 
 // Reads what the ring alone does not tell: the stream is not on its lane in
-// full, the lane is dead, or a control message lies in it.  No honest peer
-// sends one now; it is Progress's to take, and nothing behind it can be read
-// before. Returns kDone if the call goes on.  Holds the rx latch again on
-// return.
+// full, the lane is dead, or a control message lies in the ring.  No honest
+// peer sends such a message now.  Progress takes it, and nothing behind it can
+// be read before.  Returns kDone if the call goes on.  Holds the rx latch again
+// on return.
 IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
   using Status = IoResult::Status;
-  // Between two sleeps the thread is in the call all the same.
+  // Between two sleeps the thread counts as being in the call.
   const bool timed = call.wait.timed;
   if (timed) rx_sleepers_.fetch_add(1, std::memory_order_relaxed);
   rx_latch.unlock();
@@ -446,8 +448,8 @@ IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
       return Status::kClosedInUse;
     }
   }
-  // A stream that has been closed meanwhile is not at its end: there may be
-  // bytes that a look has shown.
+  // A stream that has been closed meanwhile is not at its end: a look may have
+  // shown bytes.
   const bool gone = GoneSince(call.wait, fd) || (!timed && !IsAt(fd));
   if (gone || mode() != Mode::kEngine) {
     tx_latch.unlock();
@@ -498,7 +500,8 @@ inline IoResult::Status Sock::ReadSome(RecvCall& call, int fd) {
   return IoResult::Status::kDone;
 }
 
-// Whether the call ends with what it has, looks again at once, or waits.
+// Returns whether the call ends with what it has, looks again at once, or
+// waits.
 inline Sock::Turn Sock::NextTurn(RecvCall& call) {
   const ssize_t n = call.n;
   const bool more = call.all || call.in_place.GoesOn();
@@ -515,8 +518,9 @@ inline Sock::Turn Sock::NextTurn(RecvCall& call) {
   // The kernel's recv ends at the mark of urgent data, too.
   if (!stream_->FastRx() && AtMark()) return Turn::kEnds;
   if (!call.peek) return Turn::kLooks;  // MSG_WAITALL: more may be there
-  // A peek waits for all as well, whichever way the rest comes: a switch may be
-  // under way, or a ring be too small and its stream on the way to TCP.
+  // A peek with MSG_WAITALL waits for all, too, whichever way the rest comes.
+  // A switch may be under way, or a ring be too small and its stream on the way
+  // to TCP.
   if (!call.block || rd_shut_ || stream_->EndsIn(static_cast<std::size_t>(n))) {
     return Turn::kEnds;
   }
@@ -537,7 +541,7 @@ inline int Sock::WaitForMore(RecvCall& call, std::uint32_t seq) {
                                        : WaitRx(call.wait, seq);
 }
 
-// The call leaves the engine.  What it has peeked at it will see again.
+// The call leaves the engine.  It will see again what it has peeked at.
 inline IoResult Sock::LeaveRecv(bool peek, IoResult::Status status,
                                 std::size_t* done) {
   rx_latch.unlock();
@@ -599,7 +603,7 @@ ssize_t Sock::Drop(std::size_t limit, bool peek) {
     const ssize_t n = stream_->Read(&one, 1, one.iov_len, peek);
     if (n < 0 && done > 0) stream_->KeepError(static_cast<int>(-n));
     if (n <= 0) return done > 0 ? static_cast<ssize_t>(done) : n;
-    // (All that is there, which need not be looked at.)
+    // A peek counts all that is there, which need not be looked at.
     if (peek) {
       return std::max(n,
                       static_cast<ssize_t>(std::min(limit, ReadableLatched())));

@@ -1,5 +1,5 @@
-// Connections that several processes hold: fork, exec, and the bytes that were
-// read ahead of all of them.
+// Connections that several processes hold: fork, exec, and the shared bytes
+// that were read ahead.
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -65,7 +65,7 @@ void Sock::EndUnreadLatched() {
   SetUnread(false);
 }
 
-// (The analysis wants both latches for a change of the mode.)
+// The analysis wants both latches for a change of the mode.
 void Sock::SetUnread(bool unread) RC_NO_LOCK_CHECK {
   RC_DCHECK(mode() != Mode::kEngine);
   mode_.Write(tx_latch, rx_latch)
@@ -81,8 +81,8 @@ IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
                           std::size_t total, int flags, std::size_t* done) {
   Critical critical;
   rx_latch.lock();
-  // (With the last of it the stream may take a lane, whose offsets are to have
-  // all that is counted below.)
+  // With the last of these bytes the stream may take a lane.  Its offsets are
+  // to have all that is counted below.
   const InKernel in(this);
   if (!IsAt(number)) {
     rx_latch.unlock();
@@ -100,7 +100,7 @@ IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
                      (flags & MSG_PEEK) != 0);
     fault = base::TakeFault();
     if (unread_.size() == 0 && !fault) {
-      // (What came before the error may be the kernel's.)
+      // The kernel may have what came before the error.
       int more = 0;
       if (n == 0 && *done == 0 && unread_.Failed() &&
           ::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
@@ -143,8 +143,8 @@ IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
   if (*done == total || fault) return IoResult::Done(*done);
   if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL)
     return IoResult::Retry();
-  // What the kernel has goes with it, as it would in one queue: a reader may
-  // take a short answer for the end of what there is.
+  // The kernel's bytes go along, as they would in one queue: a reader may take
+  // a short answer for the end of what there is.
   int more = 0;
   if (::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
     const ssize_t m = RecvRest(number, iov, count, *done, flags | MSG_DONTWAIT);
@@ -207,7 +207,7 @@ bool Sock::InheritUnread(int memory) {
   came_ns_.store(unread_.came_ns(), std::memory_order_relaxed);
   inherited_ = true;
   if (holders_ < 0) {
-    // Whoever started this program may read too.
+    // The process that started this program may read, too.
     reason_ = Reason::kPinnedExec;
     lane_state_.Step(LaneState::Event::kPin);
     GivenAway();
@@ -232,8 +232,8 @@ bool Sock::Hold() {
 void Sock::ShareByFork(std::uint32_t fork) {
   Holding* const all = Hold() ? FindHolding(holders_) : nullptr;
   if (all == nullptr) {
-    // No memory; or another thread closes it at this moment, and it is nobody's
-    // in the child.
+    // There is no memory.  Or another thread closes the stream at this moment,
+    // and the child does not have it.
     lane_state_.Step(LaneState::Event::kPin);
     return;
   }
@@ -242,8 +242,8 @@ void Sock::ShareByFork(std::uint32_t fork) {
 }
 
 void Sock::UnshareByFork(std::uint32_t fork) {
-  // (Another thread's fork may have counted itself meanwhile: then one too many
-  // stays, which only keeps the stream on TCP.)
+  // Another thread's fork may have counted itself meanwhile.  Then one too many
+  // stays, which only keeps the stream on TCP.
   Holding* const all = FindHolding(holders_);
   if (all != nullptr && fork_ == fork) all->Leave();
 }
@@ -265,7 +265,7 @@ void Sock::HearMovedLatched() {
   TellMovedLatched();
   const std::uint64_t tx = all->tx.load(std::memory_order_relaxed);
   const std::uint64_t rx = all->rx.load(std::memory_order_relaxed);
-  // What others have moved they have counted.
+  // Others have counted what they have moved.
   account_tx_ += tx - told_tx_;
   account_rx_ += rx - told_rx_;
   tx_raw_.store(tx, std::memory_order_relaxed);
@@ -280,7 +280,7 @@ void Sock::MarkFork() {
 }
 
 bool Sock::SoleHolder() const {
-  // (The child of a fork that is under way is not counted before the end.)
+  // The child of a fork under way is not counted before the end.
   return !Forking() && SoleHolderBeforeFork();
 }
 
@@ -290,11 +290,11 @@ bool Sock::SoleHolderBeforeFork() const {
   return (all == nullptr || all->Alone()) && (!Travels() || AloneByNotes(true));
 }
 
-// To one that is closed a fork that is under way, which may wait long for the
-// peers of others, does not matter: `fds` was 0 before closed_ was set, and
-// only what has numbers is counted for a child, and known there (ForEachSock).
-// (If both come at the same instant the child may have a number that nobody
-// there knows of, as it may of anything.)
+// A fork under way, which may wait long for other streams' peers, does not
+// matter to a closed stream.  `fds` was 0 before closed_ was set, and only a
+// stream with numbers is counted for a child, and known there (ForEachSock).
+// If both come at one instant, the child may have a number that nothing there
+// knows, as it may of any descriptor.
 bool Sock::EndsHere() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0 ||
       (!closed_.load(std::memory_order_seq_cst) && Forking())) {
@@ -314,8 +314,8 @@ void Sock::Spoil() {
   }
 }
 
-// A program that is not followed has it, and this process, which alone knows,
-// is about to leave the others.
+// A program that is not followed has the connection.  Only this process knows,
+// and is about to leave the others.
 void Sock::TellGivenAway(Holding* all) const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) {
     all->count.fetch_or(Holding::kMarks);
@@ -325,7 +325,7 @@ void Sock::TellGivenAway(Holding* all) const {
 void Sock::LeaveHolders() {
   Holding* all = FindHolding(holders_);
   if (all == nullptr) return;
-  // (Then its counts are for the statistics only.)
+  // Then the stream's counts are for the statistics only.
   if (lane_state_.Never()) Spoil();
   TellGivenAway(all);
   TellMovedLatched();
@@ -348,7 +348,7 @@ void Sock::LeaveForExec() {
   }
   Holding* all = FindHolding(holders_);
   if (all == nullptr || exec_left_) return;
-  // Nobody else is left to see it.
+  // No other holder is left to see it.
   if ((all->count.load() & ~Holding::kMarks) < 2) return;
   MarkFork();
   TellGivenAway(all);
@@ -361,15 +361,15 @@ void Sock::ForkChild() {
   rx_latch.Reset();
   tx_latch.AssertUnshared();
   rx_latch.AssertUnshared();
-  // (A thread of the parent's was inside, or a handler that forked has
-  // interrupted this one there.)
+  // A thread of the parent was inside, or this thread was, and a handler has
+  // interrupted it there to fork.
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
   borrowers_.store(0, std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
-  // (This thread, too, may come back from a handler to a sleep of the parent's:
-  // its count was there, and it takes nothing back here.  CountedSleep.)
+  // This thread, too, may come back from a handler to a sleep of the parent's.
+  // Its count was there, and it takes nothing back here (CountedSleep).
   for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
   (void)parked_.Write(tx_latch, rx_latch).release();
   poll_sleepers.store(0, std::memory_order_relaxed);
@@ -387,10 +387,10 @@ void Sock::ForkChild() {
   source_wanted_ = false;
   remote_ = Remote();
   if (mode() == Mode::kEngine) {
-    // It could not be made plain before the fork: all of it is the parent's.  A
-    // byte of ours on this connection would be taken for one of its frames.
-    // (So the parent need not share it: it may have a lane again, and its end
-    // is the connection's.)
+    // The stream could not be taken to TCP before the fork, so all of it is the
+    // parent's.  The peer would take a byte from here for one of the parent's
+    // frames.  The parent need not share the stream: it may have a lane again,
+    // and the parent's end is the connection's.
     PutDeadSocket();
     if (Holding* all = FindHolding(holders_); all != nullptr) {
       all->Leave();
@@ -420,7 +420,7 @@ void Sock::ForkChild() {
   refs_.store(1);
 }
 
-// In place of a connection that must not be touched here.
+// Puts a dead socket in place of a connection that must not be touched here.
 void Sock::PutDeadSocket() {
   long dead = ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -430,8 +430,8 @@ void Sock::PutDeadSocket() {
               number);
     const long flags = ::syscall(SYS_fcntl, number, F_GETFD);
     if (dead < 0) {
-      // No descriptor is left: the number itself is one.  (Where there is no
-      // socket at all, the number is closed.)
+      // No descriptor is left, so the number itself is closed and taken.  Where
+      // there is no socket at all, the number stays closed.
       ::syscall(SYS_close, number);
       dead = ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     }
@@ -440,7 +440,8 @@ void Sock::PutDeadSocket() {
     if (dead != number) {
       ::syscall(SYS_dup3, dead, number, keeps);
     } else {
-      // It stays where it is, and for the next one another is made.
+      // The socket stays at this number, and the next number gets another
+      // socket.
       ::syscall(SYS_fcntl, number, F_SETFD, flags);
       dead = -1;
     }
@@ -451,7 +452,7 @@ void Sock::PutDeadSocket() {
 // --- Exec
 
 // Runs in a child of vfork, whose descriptors are not those that the stream's
-// numbers mean: nothing here but memory, and the conductor's ear.
+// numbers mean.  So it touches memory only, and posts to the conductor.
 void Sock::AskFromBorrowed() {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
@@ -522,7 +523,7 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->inherited_ = true;
   sock->set_fd(fd);
   sock->set_inode(all->inode.load());
-  // (It may have been on a lane before.)
+  // The connection may have been on a lane before.
   sock->drift_ = Notes(fd).GetDrift();
   sock->LearnOptions(fd);
   sock->SetPeer(fd, address, length);
@@ -530,7 +531,7 @@ Sock* Sock::Inherited(int number, int fd) {
 }
 
 void Sock::Unpin() {
-  // (Its share went with LeaveForExec.)
+  // LeaveForExec has dropped the share.
   if (Travels() && share_.load() == 0) share_.store(Notes(fd()).AddShare());
   if (exec_left_) {
     exec_left_ = false;

@@ -1,6 +1,6 @@
 // Connections that are passed between processes by SCM_RIGHTS.  Notes on the
-// open file (notes.h) say who holds one, and how far its stream is ahead of
-// what TCP has carried.  TCP_INFO says how far TCP has come.
+// open file (notes.h) say which processes hold a connection, and how far its
+// stream is ahead of what TCP has carried.  TCP_INFO says how far TCP has come.
 
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -32,14 +32,14 @@ using base::Reason;
 
 namespace {
 
-// This process has connections that its parent had passed, or been passed.
+// This process has connections that its parent had passed, or had been passed.
 constinit std::atomic<bool> travelled_by_fork{false};
 
 }  // namespace
 
 void Sock::TravelledByFork() { travelled_by_fork.store(true); }
 
-// Nobody sends or receives meanwhile, but TCP does its work.  So each look at
+// No call sends or receives meanwhile, but TCP does its work.  So each look at
 // what is queued, between two at what has been counted, gives bounds.
 bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
   struct tcp_info info {};
@@ -59,7 +59,7 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
     if (::syscall(SYS_ioctl, fd(), SIOCINQ, &unread) != 0 ||
         ::syscall(SYS_ioctl, fd(), SIOCOUTQ, &unsent) != 0 ||
         AskTcpInfo(fd(), &info) < kNeeded ||
-        // (The kernel counts a FIN as a byte.)
+        // The kernel counts a FIN as a byte.
         info.tcpi_state != kTcpEstablished) {
       return false;
     }
@@ -74,7 +74,7 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
     // The SYN of the end that connects is acknowledged as a byte.
     const std::uint64_t syn = role_ == stream::Role::kConnector ? 1 : 0;
     if (least_tx != most_tx || least_rx != most_rx || most_tx < syn) {
-      return false;  // somebody does send or receive
+      return false;  // a holder does send or receive
     }
     *tx = most_tx - syn;
     *rx = most_rx;
@@ -83,10 +83,11 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
   return false;
 }
 
-// The stream has just left its lane, and no call is in the kernel with it.
+// Requires that the stream has just left its lane, and no call is in the kernel
+// with it.
 void Sock::MeasureDriftLatched() {
   std::uint64_t tx, rx;
-  // (A filter may know none of these calls.)
+  // A filter may know none of these calls.
   const bool may = ProcessPinned() != Reason::kSandboxed;
   drift_known_ = may && TcpOffsets(&tx, &rx);
   if (!may) return;
@@ -96,24 +97,25 @@ void Sock::MeasureDriftLatched() {
   }
   drift_.tx = static_cast<std::int64_t>(stream_->tx_off() - tx);
   drift_.rx = static_cast<std::int64_t>(stream_->rx_off() - rx);
-  // For whoever has the connection after this process.
+  // For later holders of the connection.
   const Notes notes(fd());
   drift_known_ = notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0) &&
                  notes.SetDrift(drift_);
 }
 
-// It is about to be adopted, and no call is in the kernel with it.
+// Requires that the stream is about to be adopted, and no call is in the kernel
+// with it.
 bool Sock::TakeOffsetsLatched() {
   std::uint64_t tx, rx;
   if (!drift_known_ || !TcpOffsets(&tx, &rx)) return false;
-  // (What another holder has noted may be anything.)
+  // Another holder may have noted anything.
   if (static_cast<std::int64_t>(tx) + drift_.tx < 0 ||
       static_cast<std::int64_t>(rx) + drift_.rx < 0) {
     return false;
   }
   tx += static_cast<std::uint64_t>(drift_.tx);
   rx += static_cast<std::uint64_t>(drift_.rx);
-  // What others have moved they have counted.
+  // Others have counted what they have moved.
   account_tx_ += tx - tx_raw_.load(std::memory_order_relaxed);
   account_rx_ += rx - rx_raw_.load(std::memory_order_relaxed);
   tx_raw_.store(tx, std::memory_order_relaxed);
@@ -149,17 +151,18 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     if (!notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0)) return false;
     set_inode(SocketInode(number));
     travels_.store(true, std::memory_order_seq_cst);
-    // A child that was forked before this knows of no share: it would take the
-    // connection for its own.  The caller's Pin tells it by the Holding.  (A
-    // fork that begins later copies the share.)
+    // A child that was forked before this knows of no share, and would take the
+    // connection for its own.  The caller's Pin tells it by the Holding.  A
+    // fork that begins later copies the share.
     if (Forking() || !EndsOfFamily()) return false;
   }
-  // First, so that TryAdopt sees it if this does not see what TryAdopt did.
+  // This comes first, so that TryAdopt sees the note if this thread does not
+  // see what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;
   bool noted = ToPlain(Reason::kPinnedScmRights) && UnreadBytes() == 0;
   if (noted) {
     Latched latched(this);
-    // (A lane may have come and gone since.)
+    // A lane may have come and gone since.
     noted = mode() == Mode::kPlain && drift_known_;
   }
   if (!noted) {
@@ -174,24 +177,26 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
 void Sock::LeaveShare(int number) {
   if (!Travels()) return;
   if (given_away_.load(std::memory_order_seq_cst) != 0) {
-    // A program that is not followed has it, maybe for longer: the share stays
-    // in its name, and whoever has the connection by a message stays on TCP.
+    // A program that is not followed has the connection, maybe for longer.  The
+    // share stays in its name, and holders that got the connection by a message
+    // stay on TCP.
     travels_.store(false, std::memory_order_seq_cst);
     return;
   }
   if (ProcessPinned() == Reason::kSandboxed || number < 0) {
     GivenAway();
   } else if (EndsOfFamily() && !AloneByNotes(false)) {
-    // Others have it, or may have it.  (A call that is in the kernel with it
-    // still may take what is theirs: then the share stays, and they stay on
-    // TCP.)
+    // Other processes have the connection, or may have it.  A call that is
+    // still in the kernel with it may take their bytes.  Then the share stays,
+    // and they stay on TCP.
     GivenAway();
     if (NobodyInside()) Notes(number).DropShare(share_.load());
   }
   travels_.store(false, std::memory_order_seq_cst);
 }
 
-// Of another number of a connection that this process has: that one.
+// Returns the stream of another number of this connection in this process, or
+// null.
 static Sock* Twin(int number, const Notes& notes) {
   if (notes.OwnShare() == 0 && !travelled_by_fork.load()) return nullptr;
   const std::uint64_t inode = SocketInode(number);
@@ -209,7 +214,7 @@ static Sock* Twin(int number, const Notes& notes) {
 Sock* Sock::Arrived(int number, std::uint64_t to, bool peek,
                     std::uint64_t until_ns) {
   const Notes notes(number, until_ns);
-  // (Of one whose sender has noted nothing, too.)
+  // This also finds a connection whose sender has noted nothing.
   if (Sock* twin = Twin(number, notes)) {
     // One more number of the connection, as by dup.
     if (!peek) notes.DropShare(notes.Arrive(to, false));
@@ -220,7 +225,7 @@ Sock* Sock::Arrived(int number, std::uint64_t to, bool peek,
   if (role < 0) return nullptr;
   const std::uint64_t share = notes.Arrive(to, peek);
   if (share == 0) return nullptr;
-  // (Without memory nobody takes the share back: all stay on TCP.)
+  // Without memory no process takes the share back: all stay on TCP.
   Sock* const sock = Foreign(number, role, share, Reason::kPinnedScmRights);
   if (sock == nullptr) return nullptr;
   Bind(number, sock);
@@ -238,7 +243,7 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   Sock* sock = New(
       role == 1 ? stream::Role::kAcceptor : stream::Role::kConnector, false);
   if (sock == nullptr) return nullptr;
-  // (No other thread knows it yet.)
+  // No other thread knows the stream yet.
   sock->tx_latch.AssertUnshared();
   sock->rx_latch.AssertUnshared();
   sock->share_.store(share);
@@ -248,7 +253,7 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   sock->drift_ = Notes(number).GetDrift();
   std::uint64_t tx = 0;
   std::uint64_t rx = 0;
-  // (For the statistics: others may use it at this moment.)
+  // For the statistics: others may use the connection at this moment.
   if (sock->TcpOffsets(&tx, &rx)) {
     tx += static_cast<std::uint64_t>(sock->drift_.tx);
     rx += static_cast<std::uint64_t>(sock->drift_.rx);
@@ -262,13 +267,13 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   sock->reason_ = reason;
   sock->TakeSettings(number);
   sock->SetPeer(number, address, length);
-  // (One that is half closed stays there.)
+  // A half-closed stream stays on TCP.
   if (AskTcpState(number) != kTcpEstablished) sock->KeepPlain();
   sock->AllowLane();
   return sock;
 }
 
-// What its former holders have set.
+// Takes over what former holders have set.
 void Sock::TakeSettings(int number) {
   LearnOptions(number);
   const long flags = ::syscall(SYS_fcntl, number, F_GETFL);
