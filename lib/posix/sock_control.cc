@@ -1,5 +1,5 @@
-// What a program that is linked with rcsock asks of a stream, and what is
-// looked at because such a program makes plain calls too.
+// What a program that is linked with rcsock asks of a stream.  Also the looks
+// that are needed because such a program makes plain calls, too.
 
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -50,7 +50,7 @@ Sock::Info Sock::Describe() {
 void Sock::SetPolicy(Policy policy) {
   const Policy before = policy_.exchange(policy, std::memory_order_relaxed);
   if (policy == Policy::kTcp) {
-    // A stream that is pinned for a reason of its own keeps that.
+    // A stream that is pinned for another reason keeps that reason.
     if (!lane_state_.Pinned()) Pin(Reason::kPolicy);
     return;
   }
@@ -87,10 +87,10 @@ int Sock::PromoteNow() {
   if (may) attempts_ = 0;
   rx_latch.unlock();
   tx_latch.unlock();
-  if (engine) return 0;  // on its way to a lane or from one
+  if (engine) return 0;  // on its way to a lane, or from a lane
   if (!may) return EPERM;
   AllowLane();
-  // (Another thread may begin the search.)
+  // Another thread may begin the search.
   if (!MayLeaveTcp()) return EPERM;
   StartSeek();
   return 0;
@@ -107,7 +107,7 @@ int Sock::DemoteNow(std::uint64_t deadline_ns) {
 }
 
 bool Sock::UsedPastUs() {
-  // After a first lane TCP has carried frames as well.
+  // After a first lane TCP has carried frames, too.
   if (promoted_ || attempts_ != 0 || stream_ != nullptr) return false;
   const auto queued = [&](unsigned long what) {
     int bytes = 0;
@@ -122,7 +122,8 @@ bool Sock::UsedPastUs() {
             offsetof(struct tcp_info, tcpi_bytes_received) + 8) {
       return false;
     }
-    // Bytes may come and be acknowledged meanwhile: look until they don't.
+    // Bytes may come and be acknowledged meanwhile, so this looks until none
+    // do.
     if (queued(SIOCINQ) != unread || queued(SIOCOUTQ) != unsent) continue;
     // The kernel counts SYN and FIN as a byte in some states.
     const auto differ = [](std::uint64_t kernel, std::uint64_t ours) {
@@ -156,7 +157,7 @@ int OptionOf(int fd, int level, int name, int otherwise = 0) {
              : otherwise;
 }
 
-// A filter that only its maker can read is there, too.
+// A filter that only its maker can read counts, too.
 bool HasFilter(int fd) {
   socklen_t instructions = 0;
   return ::syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_GET_FILTER, nullptr,
@@ -165,7 +166,7 @@ bool HasFilter(int fd) {
              : errno == EACCES;
 }
 
-// (kTLS, say.)
+// kTLS, for instance.
 bool HasUpperProtocol(int fd) {
   char name[16];
   socklen_t size = sizeof name;
@@ -199,7 +200,8 @@ void Sock::LearnOptions(int number) {
                                is_on(SOL_SOCKET, SO_TIMESTAMPNS));
 }
 
-// What the hooks pin a stream for, as far as the kernel tells.
+// Returns whether an option is set for which the hooks pin a stream, as far as
+// the kernel tells.
 bool Sock::OptionsPin(int number) {
   return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
          OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0 ||

@@ -1,6 +1,7 @@
 // Connections that come from programs without rcsock: as descriptors that were
 // open when this program began (inetd, systemd), or by SCM_RIGHTS.  TCP_INFO
-// says how far they have come (sock_travel.cc); /proc says who else holds them.
+// says how far they have come (sock_travel.cc).  /proc says which processes
+// hold them.
 
 #include <linux/sockios.h>
 #include <linux/tcp.h>
@@ -36,13 +37,14 @@ using rendezvous::Conductor;
 
 namespace {
 
-// A holder that passes it on while one look goes on may be overlooked once.
+// A look may overlook a holder that passes the connection on meanwhile, so
+// there are two.
 constexpr int kLooks = 2;
 
 }  // namespace
 
 // The SYN of the end that connects is acknowledged as a byte, and not counted
-// as one that was sent.
+// as a sent one.
 int Sock::RoleByTcp(int number) {
   for (int i = 0; i < 8; ++i) {
     struct tcp_info info {};
@@ -70,7 +72,7 @@ int Sock::RoleByTcp(int number) {
   return -1;
 }
 
-// While nothing has been sent, TCP_INFO tells how long ago that was.
+// While nothing has been sent, TCP_INFO tells the connection's age.
 std::uint64_t Sock::BornNs(int number) {
   struct tcp_info info {};
   if (AskTcpInfo(number, &info) <
@@ -80,8 +82,8 @@ std::uint64_t Sock::BornNs(int number) {
   }
   timespec now{};
   // The age stands still while the host is suspended, as this clock does.  A
-  // connection that is older than a suspension seems older than it is, which
-  // is the safe way: fewer processes began before it.
+  // connection that is older than a suspension seems older than it is.  That is
+  // the safe way: fewer processes began before it.
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
          static_cast<std::uint64_t>(now.tv_nsec) -
@@ -89,25 +91,26 @@ std::uint64_t Sock::BornNs(int number) {
 }
 
 Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
-  // A listener, or a socket that may become one, is the kernel's: whatever it
-  // accepts asks the kernel for the options that it has set.
+  // A listener, or a socket that may become a listener, is the kernel's.  What
+  // it accepts asks the kernel for the options that are set.
   const int state = AskTcpState(number);
   if (state == kTcpListen || state == kTcpClose) return nullptr;
   const Reason reason = exec ? Reason::kPinnedExec : Reason::kPinnedScmRights;
   const Notes notes(number, until_ns);
   int role = notes.Role();
   if (role < 0) role = RoleByTcp(number);
-  // What comes by SCM_RIGHTS may be older than this process.  And a socket that
-  // connects is older than its connection: who inherited it meanwhile has both.
+  // A socket that comes by SCM_RIGHTS may be older than this process.  A socket
+  // that connects is older than its connection: a process that inherited the
+  // socket meanwhile has both.
   const std::uint64_t born = exec && role == 1 ? BornNs(number) : 0;
   std::uint64_t share = 0;
   if (role >= 0 && SeesAllHolders(born)) {
-    // (The program before this one in the same process may have noted it.)
+    // The previous program of this process may have noted the share.
     share = exec ? notes.OwnShare() : 0;
     if (share == 0) share = notes.AddShare();
   }
   if (share == 0) {
-    // Nobody will know.
+    // The holders will never be known.
     Sock* sock = New(stream::Role::kConnector, false);
     if (sock == nullptr) return nullptr;
     sock->connected_.store(true, std::memory_order_relaxed);
@@ -124,7 +127,8 @@ Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
   return sock;
 }
 
-// No number of this process names it that is not known to.
+// Returns whether every number of this process that names the connection is
+// known.
 bool Sock::OnlyOurNumbers() const {
   bool only = true;
   const std::uint64_t its = inode();
@@ -145,11 +149,11 @@ constinit std::atomic<long> look_posted{0};
 // When the next may be: they take a twentieth of the time at most.
 constinit std::atomic<std::uint64_t> next_look_ns{0};
 
-// Looks that have found nobody alone, one behind the other.
+// Looks in a row that have found no sole holder.
 constinit std::atomic<int> fruitless{0};
 
-// Until the next look.  (What makes one fail, a process that may not be looked
-// into or too many descriptors, mostly stays.)
+// Returns the time until the next look.  What makes a look fail mostly stays: a
+// process that may not be looked into, or too many descriptors.
 std::uint64_t PauseNs(std::uint64_t looked_ns, bool fruitful) {
   constexpr std::uint64_t kMostNs = 60'000'000'000;
   constexpr int kMostDoublings = 12;
@@ -206,7 +210,7 @@ void Sock::LookForStrangers() {
   bool fruitful = false;
   for (int i = 0; i < count; ++i) {
     Sock* const sock = socks[i];
-    // (Who holds it now may let go: its next calls ask again.)
+    // The other holder may let go, so the stream's next calls ask again.
     const bool alone = looked && !all[i].held && sock->OnlyOurNumbers();
     const int left = alone ? sock->unknown_.load() - 1 : kLooks;
     RCSOCK_LOG(
@@ -222,7 +226,7 @@ void Sock::LookForStrangers() {
     sock->unknown_.store(left < 0 ? 0 : left, std::memory_order_seq_cst);
     sock->Unref();
   }
-  // (The second look is made at once.)
+  // The second look comes at once.
   const std::uint64_t pause = PauseNs(now - start, fruitful);
   next_look_ns.store(more ? 0 : now + pause);
   Conductor* const conductor = Conductor::IfRunning();

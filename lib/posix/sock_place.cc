@@ -1,6 +1,6 @@
-// Direct placement: memory of one end that the other end's device writes to,
-// while both are on an RDMA lane.  The lane knows how; here it is told from the
-// stream's other lanes, before and after.
+// Direct placement: the device of one end writes to memory of the other end,
+// while both are on an RDMA lane.  The lane knows how.  This file checks,
+// before and after, that the stream is still on that lane.
 
 #include <cerrno>
 
@@ -10,8 +10,8 @@
 
 namespace rcsock::posix {
 
-// Both latches, or those that the caller needs: of the lane `epoch`, or of any
-// with 0.
+// Requires either latch.  Returns the working RDMA lane `epoch`, or any such
+// lane for 0.  Returns null if the stream is not on it.
 lane::Lane* Sock::PlacingLane(std::uint32_t epoch) {
   if (mode() != Mode::kEngine || lane_ == nullptr ||
       lane_kind_ != lane::Kind::kRdma || (epoch != 0 && epoch != lane_epoch_)) {
@@ -30,7 +30,7 @@ int Sock::Expose(void* at, std::size_t length, std::uint32_t* epoch,
 
 void Sock::Hide(std::uint32_t epoch, std::uint32_t key) {
   Latched latched(this);
-  // (A lane that has failed still has its registrations.)
+  // A lane that has failed still has its registrations.
   if (lane_ != nullptr && lane_epoch_ == epoch) lane_->Hide(key);
 }
 
@@ -54,7 +54,7 @@ int Sock::Placed(std::uint32_t epoch, std::int64_t ticket) {
   int result = -ESTALE;
   if (lane != nullptr) {
     result = lane->Placed(ticket) ? 1 : 0;
-    // What it has fetched may be the lane's end.
+    // Placed may have fetched the lane's end.
     if (result == 0 && PlacingLane(epoch) == nullptr) result = -ESTALE;
   }
   tx_latch.unlock();

@@ -38,12 +38,13 @@ using rendezvous::Conductor;
 using stream::Stream;
 
 namespace {
-// A lane that comes so soon after its search has begun was worth waiting for.
+// A lane that comes so soon after its search began was worth a wait.
 constexpr std::uint64_t kLateNs = 20'000'000;
 
-// What an end finds out without waiting for anybody: the address is no RDMA
-// device's (a connection over another card), or what a device needs is not to
-// be had.  Looked for after each few calls it would cost at each of them.
+// Returns whether an end finds this reason without waiting for a peer: the
+// address is no RDMA device's (a connection over another card), or what a
+// device needs is not there.  A look after each few calls would pay for that
+// each time.
 bool AtOnce(Reason reason) {
   switch (reason) {
     case Reason::kNoRoute:
@@ -69,10 +70,11 @@ void Sock::LookForAnswer() {
   errno = saved;
 }
 
-// Whether another call is still inside may be wrong either way here: TryAdopt
-// looks again, and one that is inside comes here itself.  Of two that come out
-// at once one sees the other's mark gone, since each has cleared its own before
-// this fence; and whoever was inside when TryAdopt looked finds it wanted.
+// The look for other calls may be wrong either way here.  TryAdopt looks again,
+// and a call that is inside comes here itself.  Of two calls that come out at
+// once one sees the other's mark gone, since each has cleared its own before
+// this fence.  A call that was inside when TryAdopt looked finds the stream
+// wanted.
 void Sock::LastOut() {
   base::FullFence();
   if (InGate() || CallIn(this)) return;
@@ -103,20 +105,21 @@ void Sock::StartSeek() {
     if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
     return;
   }
-  // What follows takes memory.  The next call asks again.
+  // What follows takes memory, which a handler must not.  The next call asks
+  // again.
   if (InHandler()) return;
-  // Of several threads one begins.  (What the look before this one has left,
-  // attempts_, was written by another thread before it let this one begin.)
+  // Of several threads one begins.  Another thread wrote attempts_, at the end
+  // of the previous look, before it let this thread begin.
   if (!lane_state_.Step(LaneState::Event::kSeek)) return;
   if (attempts_ == 0 && !IsTcp(fd())) {
-    // Another interposer behind this one has made something else of it.
+    // Another interposer behind this one has made another socket.
     reason_ = Reason::kPinnedSyscall;
     lane_state_.Step(mode() == Mode::kPlain ? LaneState::Event::kForbid
                                             : LaneState::Event::kStop);
     return;
   }
   if (SeeksRemote() && !RoomForRemote()) {
-    // (An accepting end only waits, and is asked again when it has been found.)
+    // An accepting end only waits, and is asked again when it has been found.
     reason_ = Reason::kBudget;
     TryAgainLater();
     lane_state_.Step(LaneState::Event::kGiveUp);
@@ -141,12 +144,12 @@ void Sock::StartSeek() {
     WatchSharedRings();
     KeepSpares();
   }
-  // While it looks again, what it found the last time stands.
+  // While the stream looks again, the reason of its last look stands.
   if (attempts_ == 0) reason_ = Reason::kPending;
   RCSOCK_LOG(2, "fd %d: looking for its peer", fd());
   {
-    // (Of a look that a fork has given up meanwhile the thread that began it
-    // may still be here.)
+    // If a fork has given the look up meanwhile, the thread that began it may
+    // still be here.
     Latched latched(this);
     remote_.sought_ns = base::NowNs();
     remote_.sought_bytes = RawBytes();
@@ -173,7 +176,7 @@ bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
   return number >= 0 && rendezvous::NamesOf(number, local, peer);
 }
 
-// seq_cst: the count rises before closed_ is looked at, and CloseLast sets that
+// seq_cst: the count rises before closed_ is looked at.  CloseLast sets closed_
 // before it looks at the count.
 int Sock::Descriptor() {
   borrowers_.fetch_add(1, std::memory_order_seq_cst);
@@ -186,8 +189,7 @@ void Sock::DescriptorUsed() {
   borrowers_.fetch_sub(1, std::memory_order_release);
 }
 
-// A call of the kernel's takes no time to speak of, unless its thread has lost
-// its processor.
+// A system call takes hardly any time, unless its thread has lost its CPU.
 void Sock::AwaitBorrowers() const {
   constexpr std::uint64_t kMostNs = 100'000'000;
   if (borrowers_.load(std::memory_order_seq_cst) == 0) return;
@@ -214,24 +216,23 @@ std::uint8_t Sock::TrafficClass(bool v4) {
 
 void Sock::SeekFailed(Reason reason, bool final) {
   Critical critical;
-  // The same of a later look is no news.
+  // This reason is no news if the last look had it, too.
   RCSOCK_LOG(reason != reason_ ? 1 : 2, "fd %d: no lane: %s", fd(),
              base::ReasonKey(reason));
   Latched latched(this);
   reason_ = reason;
   const bool remote = SeeksRemote();
-  // A look that a guess had begun is not one of the five.
+  // A look that a guess had begun does not count among the five.
   const bool guessed = lane_state_.TakeAtOnce();
   lane_state_.SetHopeful(false);
   const bool again = !final && !lane_state_.Pinned() &&
                      !closed_.load(std::memory_order_relaxed);
   if (again && remote) {
     // A peer on another host may have its own limits, and a link its own
-    // troubles: it is asked again for as long as the connection lives, after
-    // ever more traffic.
-    // (The end that accepted only waits to be asked, which costs nothing; if it
-    // can.)
-    // (One that lacks nothing but room may have it as soon as it earns it.)
+    // troubles.  So the peer is asked again for as long as the connection
+    // lives, after ever more traffic.  The end that accepted only waits to be
+    // asked, if it can; that costs nothing.  A stream that lacks nothing but
+    // room may have it as soon as it earns it.
     if (attempts_ < 4 && reason != Reason::kBudget) ++attempts_;
     const bool waits = role_ == stream::Role::kAcceptor && !AtOnce(reason);
     const int shift = waits || attempts_ == 0 ? 0 : 2 * (attempts_ - 1);
@@ -239,8 +240,8 @@ void Sock::SeekFailed(Reason reason, bool final) {
     next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
     lane_state_.Step(LaneState::Event::kGiveUp);
   } else if (again && promoted_) {
-    // The peer has had a lane here: it runs under rcsock, and may share its end
-    // with a child for as long as that lives.
+    // The peer has had a lane here, so it runs under rcsock.  It may share its
+    // end with a child for as long as the child lives.
     LookAfterAsMuch();
     lane_state_.Step(LaneState::Event::kGiveUp);
   } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
@@ -248,7 +249,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
     NextLook(ops(), RawBytes());
     lane_state_.Step(LaneState::Event::kGiveUp);
   } else {
-    // A pin may end, a look that was the last one does not.
+    // A pin may end; a last look does not.
     const bool never = mode() == Mode::kPlain && (final || attempts_ >= 5);
     lane_state_.Step(never ? LaneState::Event::kForbid
                            : LaneState::Event::kStop);
@@ -266,14 +267,14 @@ void Sock::CancelSeek() {
   raw_code::Forget(this);
   if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(this);
   Latched latched(this);
-  // What of the seek is running at this moment finds it given up: TryAdopt and
-  // LaneOpen look under the latches.
+  // A step of the search that runs at this moment finds it given up: TryAdopt
+  // and LaneOpen look under the latches.
   EndSearchLatched();
   if (mode() == Mode::kEngine) WakeRx();  // HoldsEnd
   WakeHeld();
 }
 
-// Not of one that is closed, which gets no other one.
+// A closed stream gets no other search.
 void Sock::EndSearchLatched() {
   if (closed_.load()) {
     lane_state_.Step(LaneState::Event::kStop);
@@ -290,9 +291,9 @@ void Sock::Adopt() {
     lane_state_.Step(LaneState::Event::kAgree);
   }
   if (mode() == Mode::kEngine) {
-    // Another thread may be adopting it, and its registrations be in the
-    // kernel's sets still: a lane that came before they have left would ring
-    // nobody's bell.  Whoever moves them says it then.
+    // Another thread may be adopting the stream, and its registrations may
+    // still be in the kernel's sets.  A lane that came before they have left
+    // would ring no bell.  The thread that moves them says it then.
     Conductor* conductor = Conductor::IfRunning();
     if (conductor != nullptr && InterestsInUser(this)) {
       conductor->Adopted(this);
@@ -317,12 +318,12 @@ bool Sock::TryAdopt() {
   const bool refused = wanted && (lane_state_.Pinned() || half_closed_ ||
                                   !SoleHolder() || !raw_code::MayAdopt());
   bool foreign = false;
-  bool late = false;  // it has been pinned or closed meanwhile
+  bool late = false;  // pinned or closed meanwhile
   if (wanted && !refused && !closed_.load(std::memory_order_relaxed)) {
     // seq_cst: a call that enters the kernel marks or counts itself and then
-    // looks at mode_; here mode_ is set first and marks and count looked at
-    // after, with the fence of all threads between (inside.h), so one of the
-    // two sees the other.
+    // looks at mode_.  Here mode_ is set first, and marks and count are looked
+    // at after, with the fence of all threads between (inside.h).  So one of
+    // the two sees the other (I-MARK-1).
     SetMode(Mode::kEngine);
     const bool alone = NobodyInside() && SoleHolder() && raw_code::MayAdopt();
     if (alone) HearMovedLatched();
@@ -349,14 +350,14 @@ bool Sock::TryAdopt() {
         adopted = true;
         came_ns_.store(0, std::memory_order_relaxed);
         TakeOptions();
-        // What others have set meanwhile is not seen here.
+        // What others have set meanwhile was not seen here.
         if (OwnFace() == Face::kLibrary || holders_ >= 0 || Travels()) {
           LearnOptions(fd());
         }
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);
         if (Conductor* conductor = Conductor::IfRunning()) {
-          // Nothing is read yet: until the registrations have left the kernel's
-          // epoll sets, these must see what is there.
+          // Nothing is read yet.  Until the registrations have left the
+          // kernel's epoll sets, these sets must see what is there.
           watch_events_ = 0;
           watched_ = conductor->Watch(
               fd(), std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
@@ -372,8 +373,8 @@ bool Sock::TryAdopt() {
   if (InterestsToUser(this)) {
     Moved();
   } else {
-    // Until then the kernel's sets see what is there, and who sleeps here is
-    // told of it: the application reads, nothing is read ahead.
+    // Until then the kernel's sets see what is there, and threads that sleep in
+    // them are told.  The application reads, and nothing is read ahead.
     Latched latched(this);
     if (mode() == Mode::kEngine && stream_ != nullptr) UpdateWatch();
   }
@@ -388,7 +389,7 @@ void Sock::Moved() {
   if (adopted) UpdateWatch();
   rx_latch.unlock();
   tx_latch.unlock();
-  // (It may have gone back meanwhile, and be on its way here anew.)
+  // The stream may have gone back meanwhile, and be on its way here anew.
   Conductor* conductor = Conductor::IfRunning();
   if (adopted && conductor != nullptr && InterestsInUser(this)) {
     conductor->Adopted(this);
@@ -405,16 +406,17 @@ void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
 void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
                     const stream::Nonce& mine, const stream::Nonce& peers,
                     bool authenticated) {
-  // (No latch of a stream is held: fork takes them behind what this takes.)
+  // No latch of a stream is held here: fork takes them behind what this takes.
   GuardFaults();
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  // AwaitsLane: it is left here, before whoever waits for that goes on; a fork,
-  // say, which makes no child before.
+  // AwaitsLane(reason): the lane is left here, before the thread that waits for
+  // that goes on.  A fork, for instance, makes no child before.
   const bool leaving = lane_state_.Leaving();
   const bool alone = leaving ? SoleHolderBeforeFork() : SoleHolder();
-  // (kOpen: it is sought still, and not pinned, unless it leaves.)
+  // kOpen succeeds if the lane is still sought, and the stream is not pinned,
+  // unless it leaves.
   if (mode() != Mode::kEngine || stream_ == nullptr ||
       closed_.load(std::memory_order_relaxed) || lane_ != nullptr || !alone ||
       !lane_state_.Step(LaneState::Event::kOpen)) {
@@ -443,7 +445,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   attempts_ = 0;
   if (lane_kind_ == lane::Kind::kRdma) {
     link_.reset();
-    // Until the switch: it may never come, if this end or the other one does
+    // The reason stands until the switch, which may never come if one end does
     // not send.
     if (!authenticated && !promoted_) reason_ = Reason::kUnproven;
     static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
@@ -455,8 +457,8 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
            0);
   RCSOCK_LOG(2, "fd %d: lane open, epoch %u", fd(), epoch);
-  // Rule 2; and who answers on an unauthenticated lane must know more of the
-  // connection than what anybody on its host can see.
+  // Rule 2.  A peer that answers on an unauthenticated lane must also know more
+  // of the connection than any program on its host can see.
   constexpr std::uint8_t kMinTail = 16;
   stream_->LaneUp(lane_.get(), epoch, mine, peers,
                   authenticated || role_ == stream::Role::kConnector,
@@ -464,7 +466,8 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   if (leaving) stream_->Demote(leaving_why_, true);
   stream_->Progress();
   HandleChanges();
-  // It may have come between two polls for room.  (A send says it itself.)
+  // The lane may have come between two polls for room.  A send says that
+  // itself.
   if (held_ns_.load(std::memory_order_relaxed) != 0 && !TakeHold() &&
       base::NowNs() - remote_.sought_ns < kLateNs) {
     Prospect::CameLate(service_.load(std::memory_order_relaxed));
