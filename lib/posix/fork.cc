@@ -33,15 +33,15 @@ using rendezvous::Conductor;
 
 namespace {
 
-// Forks that have begun, of all threads, and of this one: a handler may fork
-// while fork() waits for a peer.
+// Forks that have begun: those of all threads, and those of this thread.  A
+// handler may fork while fork() waits for a peer.
 constinit std::atomic<int> forks_under_way{0};
 constinit thread_local int tls_forks_under_way = 0;
 constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
 void BeginFork() {
-  // Those that handlers have jumped out of are over.
+  // Forks that handlers have jumped out of are over.
   if (tls_forks_under_way != 0 && !InHandler()) {
     forks_under_way.fetch_sub(tls_forks_under_way);
     tls_forks_under_way = 0;
@@ -49,8 +49,8 @@ void BeginFork() {
   ++tls_forks_under_way;
   forks_under_way.fetch_add(1);
   // TryAdopt sets the mode of a stream, fences, and asks whether a fork is
-  // under way; what follows here asks for the modes.  One of the two sees the
-  // other.
+  // under way.  The code behind this fence asks for the modes.  One of the two
+  // sees the other.
   base::FullFence();
 }
 
@@ -64,12 +64,12 @@ void EndFork() {
 
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
-  // Both processes will hold the connections: none may stay on a lane, nor take
-  // one from now on.
+  // Both processes will hold the connections, so no connection may stay on a
+  // lane, or take one from now on.
   BeginFork();
   ForEachSock([](Sock* sock) { sock->Hold(); });
-  // (Peers may take their time.  Streams that other threads make meanwhile get
-  // no lane.)
+  // Peers may take their time.  Streams that other threads make meanwhile get
+  // no lane.
   AskThenAwait(
       [](Sock* sock) {
         if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
@@ -80,10 +80,10 @@ void ForkPrepare() {
         }
       });
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
-  // No handler while these are held: it could fork too, and wait for itself, or
-  // jump away with the conductor's step.
+  // No handler runs while these latches are held.  It could fork, too, and wait
+  // for itself, or jump away with the conductor's step.
   EnterCritical();
-  // (Until here a handler may have forked, all of it.)
+  // Until here a handler may have made a whole fork.
   tls_forking = true;
   uring::HeldForkLock();
   Conductor::ForkPrepare();
@@ -92,10 +92,10 @@ void ForkPrepare() {
   InterestsForkLock();
   SockForkLock();
   ShellForkLock();
-  // Nothing comes into the table any more, so here each stream that the child
-  // will have is counted, once.  (What those have moved that are new since
-  // MarkFork, the parent tells when it leaves them: ForkChild takes it as
-  // told.)
+  // No stream comes into the table any more, so here each stream that the child
+  // will have is counted, once.  Streams that are new since MarkFork have told
+  // nothing: the parent tells what they moved when it leaves them, and
+  // ForkChild takes that as told.
   static constinit std::uint32_t forks = 0;
   tls_fork = ++forks;
   ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); }, true);
@@ -119,7 +119,7 @@ void ForkParent() {
 
 void ForkChild() {
   KnowOwnPid();
-  // (The first of a PID namespace.)
+  // This is the first process of a PID namespace.
   if (OwnPid() == 1) EndLastWords();
   KnowFirstThread();
   const bool locked = tls_forking;
@@ -128,7 +128,7 @@ void ForkChild() {
   base::LogForkChild();
   StatsForkChild();
   if (locked) EndFork();
-  // (Of this thread there may be one that a handler has interrupted to fork.)
+  // This thread may have a fork that a handler has interrupted to fork.
   forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
   if (locked) ShellForkUnlock(true);
   ShellForkChild();
@@ -156,7 +156,7 @@ std::uint32_t LastFork() { return tls_fork; }
 bool Forking() { return forks_under_way.load(std::memory_order_seq_cst) != 0; }
 
 void AwaitForks() {
-  // Of this thread's a handler has interrupted them, which is not to return.
+  // A handler has interrupted this thread's forks, and is not to return.
   const auto others = [] {
     return forks_under_way.load(std::memory_order_seq_cst) >
            tls_forks_under_way;
@@ -195,8 +195,8 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
     int (*start)(void*);
     void* argument;
   } with{start, argument};
-  // In the child, where it ends with what `start` returns.  (By libc that would
-  // be the end of one thread, and the conductor is another.)
+  // Runs in the child, which ends with what `start` returns. libc would end one
+  // thread only, and the conductor is another.
   const auto begin = [](void* child) -> int {
     const Child mine = *static_cast<Child*>(child);
     ForkChild();

@@ -40,8 +40,8 @@ bool Names(const char* entry, const char* name, std::size_t length) {
   return std::strncmp(entry, name, length) == 0 && entry[length] == '=';
 }
 
-// The name of our own file, without its folder; null: nobody knows.  (Asked for
-// at start: a child of vfork must not.)
+// The name of rcsock's own file, without its folder; null: not known.  Found at
+// start, since a child of vfork must not look for it.
 RCSOCK_START_DATA const char* own_file = nullptr;
 
 [[gnu::cold]] void FindOwnFile() {
@@ -50,8 +50,8 @@ RCSOCK_START_DATA const char* own_file = nullptr;
   own_file = base::LastPart(info.dli_fname);
 }
 
-// Whether an entry of LD_PRELOAD is us: the file that we are, whatever it is
-// called, or another that is called as ours is.
+// Returns whether an entry of LD_PRELOAD is rcsock: this file, whatever its
+// name, or another file with a name like rcsock's.
 bool IsUs(const char* entry, std::size_t length) {
   const char* const end = entry + length;
   const char* name = end;
@@ -62,7 +62,7 @@ bool IsUs(const char* entry, std::size_t length) {
          std::memcmp(own_file, name, size) == 0;
 }
 
-// Calls each(entry, length) for those of a list of LD_PRELOAD.
+// Calls each(entry, length) for each entry of a list of LD_PRELOAD.
 template <class Each>
 void EachPreloaded(const char* list, Each&& each) {
   while (*list != '\0') {
@@ -75,8 +75,8 @@ void EachPreloaded(const char* list, Each&& each) {
 constexpr char kPreload[] = "LD_PRELOAD";
 constexpr std::size_t kPreloadLength = sizeof kPreload - 1;
 
-// Of several that one, the last, which glibc's loader takes (and not getenv);
-// null: there is none.
+// Returns LD_PRELOAD, or null if there is none.  Of several it returns the
+// last, which glibc's loader takes, and getenv does not.
 const char* PreloadOf(char* const environment[]) {
   const char* list = nullptr;
   for (std::size_t i = 0; environment != nullptr && environment[i] != nullptr;
@@ -113,9 +113,9 @@ bool StartedByOther(const Executed& program) {
   return other;
 }
 
-// The last part of the name of a program, in short.  What is passed on is for
-// this program alone: one without rcsock in between may have forked, and then
-// others hold the connection whom nobody has counted.
+// Returns a sum of the last part of a program's name.  What is passed on is for
+// this program alone.  A program without rcsock in between may have forked, and
+// then uncounted processes hold the connection.
 unsigned NameSum(const char* path) {
   unsigned sum = 2166136261u;
   for (const char* name = base::LastPart(path); *name != '\0'; ++name) {
@@ -129,9 +129,10 @@ bool Kept(int fd) {
   return flags >= 0 && (flags & FD_CLOEXEC) == 0;
 }
 
-// The stream of the parent that is the connection `inode`; usually that of the
-// same number.  One that was never adopted does not know its own yet, but may
-// be adopted at any moment: the parent's descriptor tells.
+// Returns the parent's stream of the connection `inode`, usually that of the
+// number `number`.  A stream that was never adopted does not know its inode
+// number yet, but may be adopted at any moment.  The parent's descriptor tells
+// the inode number.
 Sock* FindInode(std::uint64_t inode, int number) {
   const auto is = [inode](int fd) -> Sock* {
     Sock* sock = OwnersSock(fd);
@@ -159,7 +160,7 @@ Handover::Handover(bool spawn, const Executed& program,
       program_(Null(program.name) ? nullptr : program.name),
       listed_(PreloadIn(environment)),
       other_(listed_ && StartedByOther(program)),
-      // Whether a program is linked with us nobody can tell before.
+      // Nothing tells before whether a program is linked with rcsock.
       known_(!other_ && (listed_ || OwnFace() == Face::kLibrary)) {
   const int saved = errno;
   std::memcpy(variable_, kName, kNameLength);
@@ -172,8 +173,8 @@ Handover::Handover(bool spawn, const Executed& program,
   errno = saved;
 }
 
-// Whether the new program can be told of the connection.  (MayBequeath, which
-// makes what it needs, last.)
+// Returns whether the new program can be told of the connection.  MayBequeath
+// makes what it needs, so it comes last.
 bool Handover::Follows(Sock* sock) {
   if (!known_ || program_ == nullptr || OwnFace() != Face::kPreload ||
       heirlooms_ == kMost || !sock->MayBequeath()) {
@@ -186,8 +187,8 @@ bool Handover::Follows(Sock* sock) {
   return table_ >= 0;
 }
 
-// First of all, so that who may promote it sees this, if this does not see what
-// he has done (Sock::GivenAway).
+// This comes first, so that a thread that may promote the stream sees this, if
+// this thread does not see what the other has done (Sock::GivenAway).
 void Handover::GiveAway(Sock* sock) {
   for (int i = 0; i < given_count_; ++i) {
     if (given_[i].sock == sock) return;
@@ -209,8 +210,8 @@ void Handover::FromOurs() {
       follows = Follows(sock);
       if (!follows) sock->SpoilForNext(fd);
       if (spawn_) {
-        // First, so that LaneOpen and TryAdopt see it if this does not see what
-        // they did.
+        // This comes first, so that LaneOpen and TryAdopt see it if this thread
+        // does not see what they did.
         follows ? sock->Lend() : GiveAway(sock);
         if (sock->Engaged() && !sock->ToPlain(base::Reason::kPinnedExec)) {
           base::Log("fd %d: its peer did not answer before exec", fd);
@@ -221,7 +222,8 @@ void Handover::FromOurs() {
       follows = follows && Bequeath(sock, SocketInode(fd));
     }
     if (sock->UnreadBytes() == 0) continue;
-    // (The file actions of posix_spawn may give it one that is closed here.)
+    // The file actions of posix_spawn may give the program a number that is
+    // closed here.
     if (!spawn_ && !kept) continue;
     if (!known_) {
       if (spawn_ && kept) CountLost(sock, sock->UnreadBytes(), &stats);
@@ -232,9 +234,9 @@ void Handover::FromOurs() {
   }
 }
 
-// What the child has done to its descriptors is in no table: its connections
-// are found by what they are.  The streams are the parent's, whose conductor
-// moves them; this thread only waits for that.
+// No table has what the child has done to its descriptors, so its connections
+// are found by inode number.  The streams are the parent's.  The parent's
+// conductor moves them, and this thread only waits for that.
 void Handover::FromBorrowed() {
   const int top = fd_high.load(std::memory_order_relaxed);
   const int most = top > 255 ? top : 255;
@@ -245,7 +247,8 @@ void Handover::FromBorrowed() {
     Sock* sock = FindInode(inode, fd);
     if (sock == nullptr) continue;
     if (Passed(sock->holding())) continue;
-    // First, so that TryAdopt sees it if this does not see what TryAdopt did.
+    // This comes first, so that TryAdopt sees it if this thread does not see
+    // what TryAdopt did.
     bool follows = Follows(sock);
     if (!follows) sock->SpoilForNext(fd);
     follows ? sock->Lend() : GiveAway(sock);
@@ -274,7 +277,8 @@ void Handover::Pass(int memory, bool ours) {
   if (ours) {
     passed = ::syscall(SYS_fcntl, memory, F_DUPFD, 64);
   } else {
-    // Made after the vfork, it is in the parent's table alone.
+    // The descriptor was made after the vfork, so it is in the parent's table
+    // alone.
     char path[64];
     std::snprintf(path, sizeof path, "/proc/%ld/fd/%d", OwnPid(), memory);
     passed = ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR, 0);
@@ -341,8 +345,8 @@ std::size_t Handover::Text(char* const from[]) const {
   return other_ ? kPreloadLength + 2 + std::strlen(PreloadOf(from)) : 0;
 }
 
-// (What goes to a program without us is LD_PRELOAD without us, and never
-// `variable_`.  What is new is the last.)
+// A program without rcsock gets LD_PRELOAD without rcsock, and never
+// `variable_`.  The new entry is the last.
 void Handover::Extend(char* const from[], char** to, char* text) const {
   const char* const name = other_ ? kPreload : kName;
   const std::size_t length = other_ ? kPreloadLength : kNameLength;
@@ -369,8 +373,8 @@ void Handover::Extend(char* const from[], char** to, char* text) const {
 
 namespace {
 
-// Calls each(number) for every descriptor of the process below `end`.  False:
-// nobody can tell which there are.
+// Calls each(number) for every descriptor of the process below `end`.  Returns
+// false if it cannot tell which there are.
 template <class Each>
 bool EachDescriptorBelow(int end, Each&& each) {
   const bool all = base::EachDescriptor(0, [&](int fd) {
@@ -382,8 +386,8 @@ bool EachDescriptorBelow(int end, Each&& each) {
 
 enum class Found : std::uint8_t { kYes, kNo, kUnknown };
 
-// Every number below `end` that names the connection, wherever it was put:
-// `make(fd)` gives what the first names, or null.
+// Binds every number below `end` that names the connection, wherever it was
+// put.  `make(fd)` returns the stream for the first such number, or null.
 template <class Make>
 Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
   Sock* sock = nullptr;
@@ -437,10 +441,11 @@ void TakeUnread(int memory) {
   }
 }
 
-// A server's usual places for a connection that somebody else has accepted.
+// The usual numbers of a connection that another program has accepted for this
+// server.
 [[gnu::cold]] void TakeUnknown() {
   if (OwnFace() != Face::kPreload) return;
-  // (0, 1 and 2 are inetd's, 3 systemd's.)
+  // 0, 1 and 2 are inetd's, 3 is systemd's.
   constexpr int kMostNumbers = 4;
   for (int fd = 0; fd < kMostNumbers; ++fd) {
     const std::uint64_t inode = SocketInode(fd);
@@ -476,7 +481,8 @@ void TakeUnread(int memory) {
     if (kind == 'u') {
       TakeUnread(static_cast<int>(number));
     } else if (kind == 't') {
-      // (Another user's, after setuid, say: then the connections stay on TCP.)
+      // The table may be another user's, after setuid for instance.  Then the
+      // connections stay on TCP.
       if (preload) TakeHoldings(static_cast<int>(number));
     } else if (own != nullptr && sum == NameSum(own) && preload &&
                process == (kind == 'c' ? OwnPid() : ::syscall(SYS_getppid))) {

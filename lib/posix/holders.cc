@@ -35,7 +35,7 @@ void* Map(int fd) {
 }
 
 Holding* MakeTable() {
-  // It would be in the child's descriptor table alone.
+  // The table's descriptor would be in the child's descriptor table alone.
   if (InBorrowedMemory()) return nullptr;
   base::UniqueFd fd;
   rlimit limit{};
@@ -50,7 +50,7 @@ Holding* MakeTable() {
       fd.reset();
     }
   }
-  // Without a descriptor it can still be shared by fork.
+  // Without a descriptor fork can still share the table.
   auto* made = static_cast<Holding*>(Map(fd.get()));
   if (made == nullptr) return nullptr;
   made->inode.store(kMagic, std::memory_order_relaxed);
@@ -66,8 +66,8 @@ Holding* MakeTable() {
 }  // namespace
 
 void Holding::Leave() {
-  // release: what was told before is seen by who is alone after.
-  // Without a mark it is free by that; with one nobody else can take it yet.
+  // release: a sole holder sees what was told before.  Without a mark the place
+  // is free by that.  With a mark no process can take it yet.
   const std::uint32_t before = count.fetch_sub(1, std::memory_order_acq_rel);
   if (before != 1 && (before & ~kMarks) == 1) {
     count.store(0, std::memory_order_release);
@@ -79,7 +79,7 @@ int MakeHolding() {
   if (at == nullptr) at = MakeTable();
   if (at == nullptr) return -1;
   const int first = next.load(std::memory_order_relaxed);
-  // A full table is not looked through for each of many connections.
+  // A full table is not searched for each of many connections.
   constexpr int kMostLooks = 512;
   for (int i = 0; i < kMostLooks; ++i) {
     const int number = (first + i) % kMost;
@@ -114,7 +114,7 @@ bool TakeHoldings(int fd) {
       static_cast<std::uint64_t>(status.st_size) != kLength) {
     return false;
   }
-  // Without the seals a look at it could end in SIGBUS.
+  // Without the seals a look at the table could end in SIGBUS.
   const long seals = ::syscall(SYS_fcntl, fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return false;
   auto* at = static_cast<Holding*>(Map(fd));

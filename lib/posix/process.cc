@@ -44,15 +44,16 @@ RCSOCK_START_DATA std::atomic<long> own_pid{0};
 RCSOCK_START_DATA std::atomic<Face> own_face{Face::kPreload};
 RCSOCK_START_DATA std::atomic<base::Reason> process_pinned{base::Reason::kNone};
 
-// True for the first only: streams leave their lanes, and no other comes after.
+// Returns true for the first caller only.  Streams leave their lanes, and no
+// other stream takes a lane after.
 bool FirstSandboxed() {
   return process_pinned.exchange(base::Reason::kSandboxed) !=
          base::Reason::kSandboxed;
 }
 
-// A filter that nobody has told us of refuses membarrier, so a sender may miss
-// that somebody here sleeps: the conductor, which never sleeps on a lane, takes
-// all streams to TCP, and that ends every sleep.
+// A filter that rcsock was not told of refuses membarrier, so a sender may miss
+// that a thread here sleeps.  The conductor, which never sleeps on a lane,
+// takes all streams to TCP.  That ends every sleep.
 void BarriersLost() {
   if (!FirstSandboxed()) return;
   Conductor* conductor = Conductor::IfRunning();
@@ -92,11 +93,11 @@ Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
   InitThreadBells();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   KnowFirstThread();
-  // (The first to come is the last to run: the program's own may still use
-  // their connections.  quick_exit's _exit is not to be seen.)
+  // The first handler to come is the last to run: the program's own may still
+  // use their connections. quick_exit's _exit cannot be seen.
   ::at_quick_exit(&AtExit);
   TakeInherited();
-  // (Programs that are linked with the library make their threads past it.)
+  // Programs that are linked with the library make their threads past it.
   if (face == Face::kPreload) {
     base::BeginAlone();
     InitSignals();
@@ -109,7 +110,7 @@ bool InBorrowedMemory() {
 }
 
 void PinProcess(base::Reason reason) {
-  // seq_cst: whoever makes a stream eligible looks at this after.
+  // seq_cst: a thread that makes a stream eligible looks at this after.
   auto none = base::Reason::kNone;
   process_pinned.compare_exchange_strong(none, reason);
   const auto listens = [](Sock* sock) {
@@ -171,7 +172,7 @@ void BeforeExec(bool followed) {
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
   Sock::BeginToEnd();
-  // (The kernel resets as its close would, once the stream is the kernel's.)
+  // Once the stream is the kernel's, the kernel resets as its close would.
   const auto leaves = [](Sock* sock) {
     return KeptByExec(sock) || sock->ResetsAtClose();
   };
@@ -183,18 +184,18 @@ void BeforeExec(bool followed) {
     if (closes && !sock->ResetsAtClose()) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
-      // (One that only looks for its peer is pinned too: adopted on the way,
-      // what it reads would go with us.)
+      // A stream that only looks for its peer is pinned, too.  If it were
+      // adopted meanwhile, what it reads would end with this process.
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
     }
-    // (Not in `stats`: an exec that fails loses nothing.)
+    // This does not go into `stats`: an exec that fails loses nothing.
     if (!closes && !followed) {
       if (const std::size_t n = sock->UnreadBytes()) {
         CountLost(sock, n, &total);
       }
     }
     sock->Fold(&total);
-    // What stays open goes on being held, by the new program.
+    // The new program holds what stays open.
     if (closes) sock->LeaveForExec();
   });
   Sock::FlushClosed(base::NowNs() + 1'000'000'000, false);
@@ -215,7 +216,7 @@ void EnterSandbox() {
   if (OwnFace() == Face::kBehind || InBorrowedMemory()) return;
   if (!FirstSandboxed()) return;
   const int saved = errno;
-  // (The filter may not know what that calls.)
+  // The filter may not know what this calls.
   GuardFaultsEarly();
   uring::EndHolding();
   AskThenAwait(
@@ -226,7 +227,7 @@ void EnterSandbox() {
         sock->PinHere(base::Reason::kSandboxed, deadline);
       });
   base::ForgetBarriers();
-  // Nothing can be opened later; what comes after this is not counted.
+  // No file can be opened later.  What comes after this is not counted.
   Stats total;
   total.CopyFrom(stats);
   ForEachSock([&](Sock* sock) { sock->Fold(&total); });
@@ -247,17 +248,17 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
 
 [[gnu::cold]] void AtExit() {
   if (OwnFace() == Face::kBehind) return;
-  // Nothing has ever been followed, and nobody asks for figures.
+  // Nothing has ever been followed, and no statistics are wanted.
   if (fd_high.load(std::memory_order_relaxed) < 0 &&
       *base::GetConfig().stats == '\0') {
     return;
   }
   if (InBorrowedMemory()) return;
-  // The handler of a fault inside one of our own calls ends the process: the
-  // latches may be this thread's.
+  // The handler of a fault inside one of rcsock's own calls ends the process.
+  // This thread may hold the latches.
   if (tls_signals.depth != 0) return;
   if (ProcessPinned() == base::Reason::kSandboxed) {
-    // Words of memory alone: no call that a filter may refuse.
+    // This touches memory alone, and makes no call that a filter may refuse.
     ForEachSock([](Sock* sock) { sock->LetGo(); });
     return;
   }

@@ -29,11 +29,11 @@ using rendezvous::Conductor;
 using State = CodeVerdict::State;
 using Socks = std::vector<std::shared_ptr<Sock>>;
 
-// Between two looks at what is mapped; and looks take no more of the time than
-// one part in so many.
+// The least time between two looks at what is mapped.  Looks take one part in
+// kShare of the time at most.
 constexpr std::uint64_t kApartNs = 1'000'000'000;
 constexpr std::uint64_t kShare = 50;
-// So much is read in one turn of the conductor.
+// One turn of the conductor reads so much.
 constexpr std::uint64_t kTurn = 16 << 20;
 constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
 
@@ -47,14 +47,14 @@ constinit std::atomic<int> waiting_count{0};
 struct Shared {
   KnownCode known RC_GUARDED_BY(latch);
   Socks waiting RC_GUARDED_BY(latch);
-  // The conductor's, which is under way.
+  // The conductor's look that is under way.
   std::unique_ptr<CodeLook> look RC_GUARDED_BY(latch);
-  // Whose next turn will come.  A conductor that has been stopped has dropped
-  // it.
+  // The conductor whose next turn will come.  A conductor that has been stopped
+  // has dropped the turn.
   Conductor* posted RC_GUARDED_BY(latch) = nullptr;
 };
 
-// (Nothing here has a destructor.)
+// Never destroyed.
 Shared& The() {
   static Shared* const shared = new Shared;
   return *shared;
@@ -62,7 +62,7 @@ Shared& The() {
 
 bool NeverAnyMore() { return verdict.state() == State::kMayUseStreams; }
 
-// Of code that cannot be told nothing is certain.
+// Condemns a program whose code cannot be told: nothing is certain of it.
 void CannotTell() RC_REQUIRES(latch) {
   RCSOCK_LOG(1, "no lanes: what code the program has cannot be told");
   verdict.Condemn();
@@ -73,7 +73,7 @@ void CannotTellUnlatched() RC_EXCLUDES(latch) {
   CannotTell();
 }
 
-// What a look that is over says of the code it has seen.
+// Concludes from a look that is over.
 void Judge(const CodeLook& look) RC_REQUIRES(latch) {
   if (!look.culprit().empty()) {
     RCSOCK_LOG(1, "no lanes: %s", look.culprit().c_str());
@@ -100,7 +100,8 @@ bool NextTurn(std::uint64_t wait_ns) RC_REQUIRES(latch) {
   return comes;
 }
 
-// The place where kNone comes from.  Returns false if another look must follow.
+// The only place that makes the verdict kNone.  Returns false if another look
+// must follow.
 bool Conclude(const CodeLook& look) RC_REQUIRES(latch) {
   Judge(look);
   const std::uint64_t now = base::NowNs();
@@ -117,7 +118,8 @@ enum class Turned : std::uint8_t {
   kGaveUp,    // no memory for another turn
 };
 
-// One turn.  Unless another one will come, *waiting are those to be told.
+// Makes one turn.  If no other turn will come, puts the streams to be told into
+// *waiting.
 Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   Shared& shared = The();
   shared.posted = nullptr;
@@ -150,7 +152,7 @@ Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
       turned = Turned::kLater;
       break;
     }
-    // (There is no memory for another turn: it is this one.)
+    // There is no memory for another turn, so this turn goes on.
   }
   if (turned == Turned::kLater) return turned;
   shared.look.reset();
@@ -159,7 +161,7 @@ Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   return turned;
 }
 
-// On the conductor's thread.
+// Runs on the conductor's thread.
 void Turn() {
   Socks waiting;
   Turned turned = Turned::kAnswered;
@@ -179,7 +181,7 @@ void Turn() {
     if (NeverAnyMore()) {
       sock->SeekFailed(base::Reason::kRawCalls, true);
     } else if (!sock->Engaged()) {
-      continue;  // it has given up
+      continue;  // the stream has given up
     } else if (turned == Turned::kGaveUp) {
       sock->SeekFailed(base::Reason::kNoMemory, false);
     } else if (conductor == nullptr) {
@@ -198,7 +200,7 @@ void LookAtFiles() RC_REQUIRES(latch) {
   Judge(look);
 }
 
-// Nothing is to be decided any more, or not yet.
+// Returns whether nothing is to be decided any more, or yet.
 bool IsIdle() {
   return OwnPid() == 0 || NeverAnyMore() ||
          ProcessPinned() != base::Reason::kNone;
@@ -243,7 +245,7 @@ Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
 
 void Forget(const Sock* sock) {
   if (waiting_count.load(std::memory_order_relaxed) == 0) return;
-  std::shared_ptr<Sock> gone;  // given back without the latch
+  std::shared_ptr<Sock> gone;  // given back after the latch is released
   const base::LatchGuard lock(latch);
   Socks& all = The().waiting;
   const auto one = std::find_if(all.begin(), all.end(), [&](const auto& other) {
@@ -263,7 +265,8 @@ void AfterOpen() {
     const base::InternalScope internal;
     const base::LatchGuard lock(latch);
     verdict.Opened();
-    // (Unless it is kNone, the look that makes it so lists this library.)
+    // If the verdict is not kNone, the look that makes it kNone lists this
+    // library.
     if (verdict.state() == State::kNone) LookAtFiles();
   } catch (...) {
     CannotTellUnlatched();  // no memory
@@ -297,8 +300,8 @@ void ForkUnlock(bool child) {
   latch.AssertHeld();
   if (child) {
     Shared& shared = The();
-    // (The child has no conductor: its streams look anew.)
-    // What they hold is counted anew in the child: they are not given back.
+    // The child has no conductor: its streams look anew.  The child counts
+    // references anew, so those of these pointers are not given back.
     new (&shared.waiting) Socks;
     waiting_count.store(0, std::memory_order_relaxed);
     shared.posted = nullptr;

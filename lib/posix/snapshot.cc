@@ -64,8 +64,8 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   }
 }
 
-// Through a buffer, and not through a mapping, which a full memory would turn
-// into SIGBUS.
+// Writes through a buffer, and not through a mapping: a full memory would turn
+// that into SIGBUS.
 class Writer {
  public:
   explicit Writer(int fd) : fd_(fd) {}
@@ -179,7 +179,7 @@ int TakeSnapshot() {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = LookupSock(fd);
-    // Of several descriptors, the one it knows itself by.
+    // Of several descriptors, only the stream's own fd() counts.
     if (sock == nullptr || sock->fd() != fd || !sock->TryRef()) continue;
     SnapshotStream stream{};
     const bool live = LookupSock(fd) == sock && sock->Describe(&stream);

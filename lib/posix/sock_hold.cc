@@ -121,7 +121,7 @@ bool Sock::TakeHold() {
     return false;
   }
   const std::uint64_t ns = held_ns_.load(std::memory_order_relaxed);
-  if (ns == 0) return true;  // nobody has waited
+  if (ns == 0) return true;  // no call has waited
   const bool vain = lane_state_.state() != LaneState::State::kOnLane;
   RCSOCK_LOG(2, "fd %d: held back for %llu us%s", fd(),
              static_cast<unsigned long long>(ns / 1000),

@@ -219,7 +219,7 @@ IoResult Sock::EngineSend(int fd, const iovec* iov, int count,
 }
 
 struct Sock::SendCall {
-  // How much there was behind *done at the last look.
+  // What was left behind *done at the last look.
   std::size_t left;
   IovRest rest;
   const std::size_t total;
@@ -418,7 +418,7 @@ struct Sock::RecvCall {
   Wait wait;
   RecvInPlace in_place;
   IovRest rest;
-  // How much there was behind *done at the last look.
+  // What was left behind *done at the last look.
   std::size_t left = 0;
   // Of the last look: bytes, 0 for the end, or an errno as a negative number.
   ssize_t n = -EAGAIN;

@@ -57,7 +57,7 @@ int Sock::Shutdown(int number, int how) {
   if (stream_->Gone() || (closed && stream_->AtKernel()) ||
       (stream_->Ended() ? real::shutdown(number, how) != 0
                         : stream_->Shut() && stream_->PeerEnded())) {
-    error = ENOTCONN;  // and it is done all the same, as the kernel does
+    error = ENOTCONN;  // and the shutdown is done, as in the kernel
   }
   if (how != SHUT_WR) {
     rd_shut_.Write(tx_latch, rx_latch) = true;

@@ -42,7 +42,7 @@ constexpr int kMostRemote = 4;
 // itself.
 constexpr int kMostRefused = 20;
 
-// More than TCP's buffers take, if nobody reads.
+// More than TCP's buffers take, if the receiver does not read.
 constexpr std::uint64_t kMoreThanTcp = 8 << 20;
 // JudgeStarved looks so long after a stream has left, and so often at most.
 constexpr std::uint32_t kJudgeMs = 50;
