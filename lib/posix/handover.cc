@@ -187,8 +187,8 @@ bool Handover::Follows(Sock* sock) {
   return table_ >= 0;
 }
 
-// This comes first, so that a thread that may promote the stream sees this, if
-// this thread does not see what the other has done (Sock::GivenAway).
+// This comes first.  A thread that may promote the stream sees this, if this
+// thread does not see what that thread has done (Sock::GivenAway).
 void Handover::GiveAway(Sock* sock) {
   for (int i = 0; i < given_count_; ++i) {
     if (given_[i].sock == sock) return;

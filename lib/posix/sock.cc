@@ -478,8 +478,8 @@ void Sock::Inherit(const Sock& listener) {
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
 }
 
-// Puts the next look behind as much traffic as there has been, and at most 64
-// Ki calls that move bytes, or 64 MiB, from now.
+// Puts the next look behind as much traffic as there has been.  From now that
+// is at most 64 Ki calls that move bytes, or 64 MiB.
 void Sock::LookAfterAsMuch() {
   constexpr std::uint32_t kMostOps = 1u << 16;
   constexpr std::uint64_t kMostBytes = 1u << 26;

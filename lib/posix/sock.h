@@ -40,13 +40,13 @@ struct Successor;
 // Threads: any thread may call any method, unless the method says otherwise.  A
 // method takes tx_latch before rx_latch.  A transition of the stream takes
 // both.  The caller of a public method holds neither latch, unless RC_REQUIRES
-// says so.  Where a method only loads an atomic, the caller may hold them.  No
+// says so.  Where a method only loads a member, the caller may hold them.  No
 // thread sleeps with a latch.  The mode enters and leaves kEngine under both
 // latches (I-MODE-1, I-MODE-2).
 //
-// Life: `fds` counts the descriptors.  `refs_` counts a reference for all
-// descriptors together, and one for each user in the conductor.  At zero the
-// object goes back to the pool.  The pool never frees it.
+// Life: `fds` counts the descriptors.  `refs_` counts one reference for all
+// descriptors together, and one for each other user, such as the conductor.  At
+// zero the object goes back to the pool.  The pool never frees it.
 class Sock final : public SockLayout {
  public:
   Sock();
@@ -84,7 +84,7 @@ class Sock final : public SockLayout {
   // the call, a mark stands for good, and a count for the life of the
   // connection.
   class InKernel;
-  // Returns who carries out a call whose flags do not matter.  kKernels: the
+  // Returns what carries out a call whose flags do not matter.  kKernels: the
   // kernel alone, see Kernels.  kPlain: the kernel, if InKernel::May agrees.
   // kWanted: neither is certain, since the engine has the stream or a lane is
   // awaited.
@@ -129,15 +129,16 @@ class Sock final : public SockLayout {
   // search.  Does nothing if the kernel would report the error again, or if
   // `fd` is not this stream's any more.
   [[gnu::cold]] void KeepError(int fd, int error);
-  // QuickSend and QuickRecv carry out a call of one record on a lane in shared
-  // memory, with no flag but MSG_DONTWAIT (sock_quick.h).  `still` returns
-  // whether the caller's number is this stream's.  They return what the call
-  // returns, or 0 if nothing has happened: then the caller takes Send or Recv.
+  // The longest message that QuickSend and QuickRecv take.
   static constexpr std::size_t kQuickMost = lane::shm::kRecordMax;
   // Returns whether data lies in the ring of a working lane, so that Readiness
   // would return POLLIN and nothing else.  False means that the caller asks
   // Readiness.  Requires a Critical.
   bool HasInput();
+  // QuickSend and QuickRecv carry out a call of one record on a lane in shared
+  // memory, with no flag but MSG_DONTWAIT (sock_quick.h).  `still` returns
+  // whether the caller's number is this stream's.  They return what the call
+  // returns, or 0 if nothing has happened: then the caller takes Send or Recv.
   template <class Still>
   ssize_t QuickSend(Still&& still, const void* from, std::size_t length);
   template <class Still>
@@ -147,11 +148,12 @@ class Sock final : public SockLayout {
   int Shutdown(int fd, int how);
   // Ends the stream, whose last descriptor is `fd`.  On return `fd` is closed,
   // or names what `next` says.  Returns what close or dup2 returns, with errno.
-  // Takes the descriptors' reference.  Requires that the caller has claimed the
-  // number.  It waits for the peer only where SO_LINGER asks for it.
+  // Takes the descriptors' reference.  Requires that `fds` has become 0.  It
+  // waits for the peer only where SO_LINGER asks for that.
   int CloseLast(int fd, const Successor& next);
-  // Takes the number `fd` from a stream that has other numbers.  If the engine
-  // used `fd` for the anchor, it goes on with another number.
+  // Takes the number `fd` from a stream that has other numbers.  If fd() was
+  // `fd`, the stream goes on by another number.  May pin a stream that has
+  // registrations by `fd`.  Requires that `fds` no longer counts the number.
   void LoseFd(int fd) RC_EXCLUDES(interest_latch);
   // Ends the stream after its last descriptor was closed past rcsock.  Takes
   // the descriptors' reference.
@@ -216,8 +218,7 @@ class Sock final : public SockLayout {
   // --- What recvmsg tells beside the bytes (sock_ancillary.cc)
   enum Ancillary : std::uint8_t {
     kTellsLeft = 1,  // TCP_INQ: how much is left
-    kTellsTime =
-        2,  // SO_TIMESTAMP: when the bytes came, which a lane cannot say
+    kTellsTime = 2,  // SO_TIMESTAMP: when they came; a lane cannot say
   };
   // Turns one of these control messages on or off.  Tells and TellsAny return
   // whether it, or any, is on.
@@ -362,18 +363,24 @@ class Sock final : public SockLayout {
   // stream on TCP.  Adoption would take away what the thread waits for, so
   // adoption comes after LeaveKernelWait.  Returns kEntered if the wait is
   // noted: then the caller passes *entered to LeaveKernelWait.  Returns
-  // kNotTheKernels if the engine has the stream.
+  // kNotNeeded if no adoption may come, and kNotTheKernels if the engine has
+  // the stream.
   enum class KernelWait : std::uint8_t { kNotNeeded, kEntered, kNotTheKernels };
   KernelWait EnterKernelWait(std::uint32_t* entered);
   void LeaveKernelWait(std::uint32_t entered);
 
+  // Returns where calls of the stream go.  Holds while the caller has a latch
+  // (I-MODE-1).
   Mode mode() const { return mode_.Read().load(std::memory_order_acquire); }
+  // Returns the number by which rcsock uses the anchor, or -1.
   int fd() const { return fd_.load(std::memory_order_relaxed); }
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
   // --- Readiness (interests.cc, poll.cc)
   // Ends the adoption, once the stream's registrations are in user space.
   void Moved();
+  // Returns the stream's lane, or null.  Without a latch the lane may go at any
+  // moment.
   lane::Lane* lane() const { return lane_.get(); }
   // Returns whether the application has closed the last descriptor.
   bool Closed() const { return closed_.load(std::memory_order_seq_cst); }
@@ -394,6 +401,7 @@ class Sock final : public SockLayout {
   bool TellsInputAlone() const {
     return input_alone_.load(std::memory_order_acquire);
   }
+  // Returns the link of the stream's lane in shared memory, or null.
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
   // Returns what a thread that waits for the stream must drain, or null.
   lane::Source* source() const {
@@ -430,8 +438,9 @@ class Sock final : public SockLayout {
   void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
 
   // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor
-  // The conductor calls the methods of Seeker and AnchorWatcher, without a
-  // latch.  The Stream calls those of Anchor, with the latch of the direction.
+  // lib/rendezvous/rendezvous.h and lib/stream/stream.h say what these do.  A
+  // caller of Seeker or AnchorWatcher holds no latch.  The Stream calls Anchor
+  // with the latch of the direction, or both.
   stream::Role role() const override { return role_; }
   bool MayShm() const override { return terms_.shm; }
   bool MayRdma() const override { return terms_.rdma; }
@@ -455,6 +464,7 @@ class Sock final : public SockLayout {
   ssize_t RecvV(const iovec* iov, int count, bool peek) override;
   int ShutdownWrite() override;
   bool AtMark() override;
+  // Returns whether the kernel has seen a reset of the anchor.
   bool Broken() const;
   bool Ended() override;
 
@@ -470,6 +480,7 @@ class Sock final : public SockLayout {
   // Has the conductor take one step of ToPlain.  The caller is a child that
   // borrows this process's memory, but not its descriptors.
   void AskFromBorrowed();
+  // Returns the socket's inode number, or 0 if it is not known yet.
   std::uint64_t inode() const { return inode_.load(std::memory_order_relaxed); }
   void set_inode(std::uint64_t inode) {
     inode_.store(inode, std::memory_order_relaxed);
@@ -520,6 +531,7 @@ class Sock final : public SockLayout {
   // Tells the offsets to other holders.  Requires that the kernel has the
   // stream.
   void MarkFork() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // Returns the number of the Holding, or -1.
   int holding() const { return holders_.load(); }
   // --- Passed by SCM_RIGHTS to a process that may follow it (sock_travel.cc)
   // Prepares the stream for a message that names it by `number`.  The caller is
@@ -531,13 +543,14 @@ class Sock final : public SockLayout {
   // Returns null if no sender has noted it.  `until_ns`: as for Notes.
   static Sock* Arrived(int number, std::uint64_t to, bool peek,
                        std::uint64_t until_ns);
+  // Returns whether notes say which processes hold the connection.
   bool Travels() const { return travels_.load(std::memory_order_seq_cst); }
-  // Gives up this process's share, when the process holds no other number of
-  // the connection.  `number` is still open.
+  // Gives up this process's share.  Requires that the process holds no number
+  // of the connection but `number`, which is still open.
   void LeaveShare(int number);
   // --- For a program about to be executed that will follow it (handover.cc)
-  // Returns whether a program that is about to be executed could follow the
-  // connection.  May make a Holding.
+  // Returns whether a program about to be executed could follow the connection.
+  // May make a Holding.
   bool MayBequeath();
   // Notes, for a connection that MayBequeath refuses, that no lane may come.
   // The next program takes what it finds as `number`, and what no lane can
@@ -722,8 +735,8 @@ class Sock final : public SockLayout {
   static bool OptionsPin(int number);
 
   // --- A send waits for the lane that is about to come (sock_hold.cc)
-  // Returns kRetry if the call goes on as it would have without a hold; *done
-  // says how much is already sent.  Requires that no latch is held.
+  // Returns kRetry if the call goes on as it would without a hold.  *done says
+  // how much is already sent.  Requires that no latch is held.
   [[gnu::noinline]] IoResult HeldSend(int fd, const iovec* iov, int count,
                                       std::size_t total, int flags,
                                       std::size_t* done);

@@ -256,8 +256,8 @@ int Sock::CloseLast(int number, const Successor& next) {
              conductor != nullptr) {
     // The kernel's close would end the stream before the peer has everything.
     // So the conductor keeps the connection under another number until then.
-    // Bytes that nobody has read count also where the kernel still has them: a
-    // FIN would come before the reset that the kernel's close makes of them.
+    // Unread bytes count also where the kernel still has them: a FIN would come
+    // before the reset that the kernel's close makes of them.
     int unread = 0;
     if (stream_->rx() == stream::Rx::kRaw && EndsHere() &&
         (stream_->AtKernel() || stream_->Ahead() != 0)) {

@@ -1,8 +1,8 @@
 // A send that waits a little for the lane that is about to come.
 //
-// A program that sends as fast as it can has given megabytes to TCP's buffers
-// before the lane is there, a fifth of a millisecond after connect().  A short
-// connection is over by then.  TCP may let a blocking send wait at any time,
+// The lane is there a fifth of a millisecond after connect().  A program that
+// sends as fast as it can has by then given megabytes to TCP's buffers, and a
+// short connection is over.  TCP may let a blocking send wait at any time,
 // because its buffers are full, and so may rcsock.  Only the time could tell,
 // so the hold is short and bounded.  A service for which it was in vain gets no
 // more (Prospect::Hold).

@@ -237,7 +237,7 @@ class alignas(64) SockLayout : public File,
   // must find no other holder (sock_foreign.cc).
   std::atomic<int> unknown_{0};
   std::atomic<bool> sought_{false};  // such a look is due
-  std::uint64_t born_ns_ = 0;        // by CLOCK_MONOTONIC; 0: not known
+  std::uint64_t born_ns_ = 0;        // see Sought; 0: not known
   // How far the stream is ahead of what TCP has carried.
   Notes::Drift drift_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
   bool drift_known_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = true;

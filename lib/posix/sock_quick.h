@@ -29,15 +29,16 @@ namespace rcsock::posix {
 // - The Stream sets them, while it has a lane, at the end of each function that
 //   changes it (Stream::Settle).  Its owner calls these in kEngine alone.
 // - The lane is taken away behind Stream::ReleaseLane, which clears them.  Both
-//   latches are held from the one to the other (Sock::Settle).  The lane also
-//   goes with the stream where the object goes back to the pool (Unref), and in
-//   a child of fork, which has no other thread (ForkChild).
+//   latches are held from the one to the other (Sock::Settle).
+// - The lane also goes, with the stream, where the object goes back to the pool
+//   (Unref).  So it does in a child of fork, which has no other thread
+//   (ForkChild).
 // - Where the mode leaves kEngine they are cleared with it (BackToPlain,
 //   Finish, Unref, ForkChild), and a new Stream begins without them (TryAdopt).
 //   So a thread that finds one of them true under its latch keeps the lane, and
 //   the flag, until it releases the latch.  It counts what it moves in quick_.
-//   The Stream adds that to its own counts (tx_off, rx_off) under the same
-//   latch, or both.
+//   The Stream adds that to its own counts (tx_off, rx_off) with either or both
+//   latches held.
 
 [[gnu::always_inline]] inline void PrefetchToWrite(const void* at) {
   __asm__ volatile("prefetchw (%0)" : : "r"(at));

@@ -28,9 +28,9 @@ namespace rcsock::posix {
 using base::Reason;
 using rendezvous::Conductor;
 
-// A receiver that stops reading would hold a sender for whom the kernel's
-// larger buffers still had room: a program that talks to itself, for instance.
-// Such a stream goes back to TCP.
+// A receiver that stops reading would hold a sender although the kernel's
+// larger buffers still had room.  A program that talks to itself does so, for
+// instance.  Such a stream goes back to TCP.
 constexpr std::uint32_t kStarvedMs = 100;
 // Looks in a row without progress.  kMostLate: this thread comes late to the
 // last look.  kMostRemote: the lane is to another host.  Its receiver may wait
@@ -125,9 +125,9 @@ void Sock::JudgeSoon(Starved starved) {
 // worth the wait, and the stream is as welcome on a lane as before.  Otherwise
 // its sender needed the room, and the stream stays on TCP the longer.
 //
-// A sender that has moved nothing yet may not have had a CPU since, or be in
-// the midst of a long call, which is counted at its end.  A sender that has
-// moved more since the last look may go on until TCP is full.
+// A sender that has moved nothing yet may not have had a CPU since.  It may
+// also be in the midst of a long call, which is counted at its end.  A sender
+// that has moved more since the last look may go on until TCP is full.
 void Sock::JudgeStarved(Starved starved) {
   Latched latched(this);
   if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
