@@ -927,8 +927,8 @@ class Sock final : public SockLayout {
   bool LastLeftLatched(int* number) RC_REQUIRES(tx_latch, rx_latch);
   int SleepersLatched() const;
   // Called when a call that has slept, or has let others have the latch, has
-  // the latch again.  Returns whether the call is one of those calls from now
-  // on; then it says kJoinsLeft.  `result`: what the call would say otherwise.
+  // the latch again.  Returns whether the stream was left to this call; then
+  // the call says kJoinsLeft.  `result`: what the call would say otherwise.
   bool JoinsLeft(const Wait& wait, int result) {
     if (left_fd_ < 0) [[likely]]
       return false;

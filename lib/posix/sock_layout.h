@@ -34,9 +34,7 @@ class ZeroCopy;
 enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 
 // The members of a Sock (sock.h).  Their order decides what lies in one cache
-// line, and so is part of the cost of its calls.  A member without
-// RC_GUARDED_BY that is no atomic belongs to the thread that makes the step, or
-// is set before other threads know the stream.
+// line, and so is part of the cost of its calls.
 class alignas(64) SockLayout : public File,
                                public rendezvous::Seeker,
                                public rendezvous::AnchorWatcher,
@@ -130,8 +128,7 @@ class alignas(64) SockLayout : public File,
   base::Reason leaving_why_ = base::Reason::kNone;
   std::atomic<std::uint32_t> given_away_{0};  // how often
   bool exec_pinned_ = false;
-  base::Paired<bool>
-      half_closed_;  // by this end's shutdown, or by the peer's end
+  base::Paired<bool> half_closed_;  // shut down here, or ended by the peer
   bool exec_left_ = false;
   // FlushAtExit has made the end a reset. exec_linger_: SO_LINGER before that.
   bool exec_resets_ = false;
@@ -149,8 +146,7 @@ class alignas(64) SockLayout : public File,
   std::atomic<std::uint16_t> service_{0};      // as Prospect numbers services
   std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
   std::atomic<std::uint32_t> held_ns_{0};      // so far
-  std::atomic<std::uint16_t> hold_place_{
-      0};  // of a hold that Bulky began, or 0
+  std::atomic<std::uint16_t> hold_place_{0};   // of Bulky's hold; 0: none
   std::atomic<int> attempts_{0};
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
