@@ -195,8 +195,8 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
     int (*start)(void*);
     void* argument;
   } with{start, argument};
-  // Runs in the child, which ends with what `start` returns. libc would end one
-  // thread only, and the conductor is another.
+  // Runs in the child, which ends with what `start` returns.  By libc only one
+  // thread would end, and the conductor is another.
   const auto begin = [](void* child) -> int {
     const Child mine = *static_cast<Child*>(child);
     ForkChild();

@@ -4,8 +4,8 @@
 // sends as fast as it can has by then given megabytes to TCP's buffers, and a
 // short connection is over.  TCP may let a blocking send wait at any time,
 // because its buffers are full, and so may rcsock.  Only the time could tell,
-// so the hold is short and bounded.  A service for which it was in vain gets no
-// more (Prospect::Hold).
+// so the hold is short and bounded.  Where holds were in vain, further ones are
+// given up (Prospect::Held).
 
 #include <netinet/in.h>
 #include <poll.h>

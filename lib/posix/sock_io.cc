@@ -384,8 +384,8 @@ IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
   return RecvLatched(fd, iov, count, total, flags, done);
 }
 
-// One call that receives, in the frame of RecvLatched.  It belongs to the
-// calling thread, also when cancellation ends the call.
+// One call that receives.  It lives in the frame of RecvLatched, so
+// cancellation destroys it, too.  It belongs to its thread.
 struct Sock::RecvCall {
   RecvCall(Sock* sock, const iovec* iov, int count, std::size_t length,
            int flags, bool blocks, std::size_t* at)

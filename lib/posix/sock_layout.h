@@ -130,7 +130,7 @@ class alignas(64) SockLayout : public File,
   bool exec_pinned_ = false;
   base::Paired<bool> half_closed_;  // shut down here, or ended by the peer
   bool exec_left_ = false;
-  // FlushAtExit has made the end a reset. exec_linger_: SO_LINGER before that.
+  // FlushAtExit has made the end a reset.  exec_linger_ is the option before.
   bool exec_resets_ = false;
   linger exec_linger_ = {};
   base::Reason exec_reason_ = base::Reason::kNone;

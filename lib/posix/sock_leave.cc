@@ -177,8 +177,8 @@ bool Sock::BackToPlain() {
     PushOptions();
     MeasureDriftLatched();
     // The kernel has not been told of these.  It would let a reader sleep.  It
-    // would also deny that a stream is over of which only this end's last write
-    // shows it.
+    // would also hide that the stream is over, if only this end's last write
+    // would show that.
     if (rd_shut_ || stream_->Gone()) {
       ::syscall(SYS_shutdown, fd(), stream_->Gone() ? SHUT_RDWR : SHUT_RD);
     }

@@ -373,8 +373,8 @@ bool Sock::TryAdopt() {
   if (InterestsToUser(this)) {
     Moved();
   } else {
-    // Until then the kernel's sets see what is there, and threads that sleep in
-    // them are told.  The application reads, and nothing is read ahead.
+    // Until then the kernel's sets see what is there, and threads that sleep
+    // here are told, too.  The application reads, and nothing is read ahead.
     Latched latched(this);
     if (mode() == Mode::kEngine && stream_ != nullptr) UpdateWatch();
   }

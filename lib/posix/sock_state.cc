@@ -83,14 +83,14 @@ int Sock::Shutdown(int number, int how) {
 
 namespace {
 
-// Returns what TCP says of its input. poll looks without the socket's lock.  An
-// arriving FIN takes its place in the queue before the end is marked, and the
-// error of a reset is there before its end.  So a look between the two sees
-// input, or the error, and no end.  A thread that is woken never meets that; a
-// thread that spins meets it every few ends.  FIONREAD takes the lock, so after
-// it the end is marked; and it does not count the FIN.  An error without an end
-// may also be a completion of MSG_ZEROCOPY, so this asks once more, and no
-// more.
+// Returns what TCP says of its input.  The kernel's poll looks without the
+// socket's lock.  An arriving FIN takes its place in the queue before the end
+// is marked, and the error of a reset is there before its end.  So a look
+// between the two sees input, or the error, and no end.  A thread that is woken
+// never meets that; a thread that spins meets it every few ends.  FIONREAD
+// takes the lock, so after it the end is marked; and it does not count the FIN.
+// An error without an end may also be a completion of MSG_ZEROCOPY, so this
+// asks once more, and no more.
 std::uint32_t KernelInput(int fd) {
   pollfd one{fd, POLLIN | POLLPRI | POLLRDHUP, 0};
   base::PollNow(&one);
