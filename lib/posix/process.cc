@@ -94,7 +94,7 @@ Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   KnowFirstThread();
   // The first handler to come is the last to run: the program's own may still
-  // use their connections. quick_exit's _exit cannot be seen.
+  // use their connections.  The _exit of quick_exit cannot be seen.
   ::at_quick_exit(&AtExit);
   TakeInherited();
   // Programs that are linked with the library make their threads past it.

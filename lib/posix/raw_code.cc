@@ -73,7 +73,7 @@ void CannotTellUnlatched() RC_EXCLUDES(latch) {
   CannotTell();
 }
 
-// Concludes from a look that is over.
+// Judges the code that a finished look has seen.
 void Judge(const CodeLook& look) RC_REQUIRES(latch) {
   if (!look.culprit().empty()) {
     RCSOCK_LOG(1, "no lanes: %s", look.culprit().c_str());

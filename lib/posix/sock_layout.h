@@ -158,7 +158,7 @@ class alignas(64) SockLayout : public File,
   std::atomic<int> rx_sleepers_{0};
   std::atomic<int> tx_sleepers_{0};
   // Threads that sleep on the lane's own words, and threads that sleep on those
-  // of the parked lane. lane_pins_ is the index of the lane's, and changes
+  // of the parked lane.  lane_pins_ is the index of the lane's, and changes
   // whenever a lane is parked.
   std::atomic<int> pins_[2] = {};
   base::Paired<int> lane_pins_;
