@@ -359,7 +359,8 @@ void Controls(int fd, unsigned flags) {
   const int set = ::epoll_create1(0);
   const int counter = ::eventfd(0, 0);
   const int file = ::open("/proc/self/exe", O_RDONLY);
-  const int closed = ::dup(counter);
+  // High, as rcsock's own threads may have the lowest number for a moment.
+  const int closed = ::fcntl(counter, F_DUPFD, 300);
   ::close(closed);
   char text[16] = "text";
   epoll_event in{.events = EPOLLIN, .data = {.u64 = 7}};
