@@ -10,11 +10,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
@@ -177,295 +177,333 @@ long EpollPwait2(const long (&a)[kArguments]) {
                             time.get(), mask.get());
 }
 
-// Calls on a followed descriptor, the first argument.  False: the call is none
-// of these.
-// The call's bytes go in or out by a descriptor.  Each of these functions
-// returns nothing if it does not know the number.
-std::optional<long> MovesBytes(long number, const long (&a)[kArguments]) {
-  const int fd = Fd(a[0]);
-  switch (number) {
-    case SYS_read:
-      return hook::read(fd, At<void>(a[1]), Size(a[2]));
-    case SYS_write:
-      return hook::write(fd, At<void>(a[1]), Size(a[2]));
-    case SYS_readv:
-      return hook::readv(fd, At<iovec>(a[1]), Fd(a[2]));
-    case SYS_writev:
-      return hook::writev(fd, At<iovec>(a[1]), Fd(a[2]));
-    case SYS_recvfrom:
-      return hook::recvfrom(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
-                            At<sockaddr>(a[4]), At<socklen_t>(a[5]));
-    case SYS_sendto:
-      return hook::sendto(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
-                          At<sockaddr>(a[4]), Word(a[5]));
-    // The offset comes in two halves.  The upper half means nothing here.
-    case SYS_preadv2:
-      return hook::preadv2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
-    case SYS_pwritev2:
-      return hook::pwritev2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
-    default:
-      return std::nullopt;
-  }
+using Arguments = const long (&)[kArguments];
+
+long Kernel(long number, Arguments a) {
+  return ::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
-std::optional<long> MovesMessages(long number, const long (&a)[kArguments]) {
-  const int fd = Fd(a[0]);
-  switch (number) {
-    case SYS_recvmsg:
-      return hook::recvmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
-    case SYS_sendmsg:
-      return hook::sendmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
-    case SYS_recvmmsg:
-      return hook::recvmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]),
-                            At<timespec>(a[4]));
-    case SYS_sendmmsg:
-      return hook::sendmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]));
-    default:
-      return std::nullopt;
+// --- Calls of several steps
+
+// dup2 and dup3.
+long Dup(long number, Arguments a) {
+  if (!Ours(a[0]) && !OursToClose(a[1])) {
+    if (a[0] != a[1]) uring::BeforeClose(Fd(a[1]));
+    return Kernel(number, a);
   }
+  return number == SYS_dup2 ? hook::dup2(Fd(a[0]), Fd(a[1]))
+                            : hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
 }
 
-std::optional<long> Connects(long number, const long (&a)[kArguments]) {
-  const int fd = Fd(a[0]);
-  switch (number) {
-    case SYS_accept:
-      return hook::accept(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
-    case SYS_accept4:
-      return hook::accept4(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]),
-                           Fd(a[3]));
-    case SYS_connect:
-      return hook::connect(fd, At<sockaddr>(a[1]), Word(a[2]));
-    case SYS_bind:
-      return hook::bind(fd, At<sockaddr>(a[1]), Word(a[2]));
-    case SYS_listen:
-      return hook::listen(fd, Fd(a[1]));
-    case SYS_shutdown:
-      return hook::shutdown(fd, Fd(a[1]));
-    case SYS_getpeername:
-      return hook::getpeername(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
-    default:
-      return std::nullopt;
-  }
+long Close(long number, Arguments a) {
+  if (OursToClose(a[0])) return hook::close(Fd(a[0]));
+  uring::BeforeClose(Fd(a[0]));
+  return Kernel(number, a);
 }
 
-std::optional<long> SetsOptions(long number, const long (&a)[kArguments]) {
-  const int fd = Fd(a[0]);
-  switch (number) {
-    case SYS_dup:
-      return hook::dup(fd);
-    case SYS_fcntl:
-      return hook::Fcntl(fd, Fd(a[1]), a[2]);
-    case SYS_ioctl:
-      return hook::Ioctl(fd, static_cast<unsigned long>(a[1]), At<void>(a[2]));
-    case SYS_getsockopt:
-      return hook::getsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]),
-                              At<socklen_t>(a[4]));
-    case SYS_setsockopt:
-      return hook::setsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]),
-                              Word(a[4]));
-    default:
-      return std::nullopt;
-  }
+long PidfdGetfd(long number, Arguments a) {
+  const long fd = Kernel(number, a);
+  const int saved = errno;
+  if (fd >= 0) Taken(Fd(fd));
+  errno = saved;
+  return fd;
 }
 
-std::optional<long> UsesSet(long number, const long (&a)[kArguments]) {
-  const int fd = Fd(a[0]);
-  switch (number) {
-    case SYS_epoll_ctl:
-      return hook::epoll_ctl(fd, Fd(a[1]), Fd(a[2]), At<epoll_event>(a[3]));
-    case SYS_epoll_wait:
-      return hook::epoll_wait(fd, At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]));
-    case SYS_epoll_pwait:
-      return EpollPwait(a);
-    case SYS_epoll_pwait2:
-      return EpollPwait2(a);
-    default:
-      return std::nullopt;
-  }
-}
-
-// A call whose first argument is the number of a followed file.
-std::optional<long> OnFollowed(long number, const long (&a)[kArguments]) {
-  for (const auto group : {MovesBytes, Connects, SetsOptions, UsesSet}) {
-    if (const std::optional<long> result = group(number, a)) return result;
-  }
-  return std::nullopt;
-}
-
-// Calls that take a number away, or name two.
-template <class Kernel>
-std::optional<long> OnNumbers(long number, const long (&a)[kArguments],
-                              const Kernel& kernel) {
-  switch (number) {
-    case SYS_close:
-      if (OursToClose(a[0])) return hook::close(Fd(a[0]));
-      uring::BeforeClose(Fd(a[0]));
-      return kernel();
-    case SYS_dup2:
-    case SYS_dup3:
-      if (!Ours(a[0]) && !OursToClose(a[1])) {
-        if (a[0] != a[1]) uring::BeforeClose(Fd(a[1]));
-        return kernel();
-      }
-      return number == SYS_dup2 ? hook::dup2(Fd(a[0]), Fd(a[1]))
-                                : hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
-    case SYS_close_range:
-      return hook::close_range(Word(a[0]), Word(a[1]), Fd(a[2]));
-    case SYS_sendfile:
-      if (!Ours(a[0]) && !Ours(a[1])) return kernel();
-      return hook::sendfile64(Fd(a[0]), Fd(a[1]), At<off64_t>(a[2]),
-                              Size(a[3]));
-    case SYS_splice:
-      if (!Ours(a[0]) && !Ours(a[2])) return kernel();
-      return hook::splice(Fd(a[0]), At<off64_t>(a[1]), Fd(a[2]),
-                          At<off64_t>(a[3]), Size(a[4]), Word(a[5]));
-    case SYS_pidfd_getfd: {
-      const long fd = kernel();
-      const int saved = errno;
-      if (fd >= 0) Taken(Fd(fd));
-      errno = saved;
-      return fd;
-    }
-    default:
-      return std::nullopt;
-  }
-}
-
-std::optional<long> Waits(long number, const long (&a)[kArguments]) {
-  switch (number) {
-    case SYS_poll:
-      return hook::poll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]), Fd(a[2]));
-    case SYS_ppoll:
-      return Ppoll(a);
-    case SYS_select:
-      return Select(a);
-    case SYS_pselect6:
-      return Pselect(a);
-    default:
-      return std::nullopt;
-  }
-}
-
-// clone3, whose arguments lie in memory.  Returns nothing if the call is the
-// kernel's; BeforeClone has been called then.
-template <class Kernel>
-std::optional<long> Clone3(const long (&a)[kArguments], const Kernel& kernel) {
-  std::uint64_t asked[CLONE_ARGS_SIZE_VER0 / sizeof(std::uint64_t)];
-  // What is not accessible, or too short, the kernel refuses.
-  if (Size(a[1]) < sizeof asked || !Get(a[0], &asked)) return std::nullopt;
-  const std::uint64_t flags =
-      asked[offsetof(clone_args, flags) / sizeof *asked];
-  if (ClonesAsFork(flags) &&
-      asked[offsetof(clone_args, stack) / sizeof *asked] == 0) {
-    return ForkWithoutHandlers(kernel);
+// clone and clone3: `flags`, and the child's stack.
+long Clone(long number, Arguments a, std::uint64_t flags, std::uint64_t stack) {
+  if (ClonesAsFork(flags) && stack == 0) {
+    return ForkWithoutHandlers([&] { return Kernel(number, a); });
   }
   hook::BeforeClone(flags);
-  return std::nullopt;
+  return Kernel(number, a);
 }
 
-// Calls that make, change or end a process.  Returns nothing where the kernel
-// is to go on.
-template <class Kernel>
-std::optional<long> OnProcess(long number, const long (&a)[kArguments],
-                              const Kernel& kernel) {
-  switch (number) {
-    case SYS_execve:
-      return hook::execve(At<char>(a[0]), At<char*>(a[1]), At<char*>(a[2]));
-    case SYS_fork:
-      return hook::fork();
-    case SYS_clone:
-      if (ClonesAsFork(static_cast<unsigned long>(a[0])) && a[1] == 0) {
-        return ForkWithoutHandlers(kernel);
-      }
-      hook::BeforeClone(static_cast<unsigned long>(a[0]));
-      return std::nullopt;
-    case SYS_clone3:
-      return Clone3(a, kernel);
-    case SYS_exit:
-      if (!LastThreadEnds(Fd(a[0]))) return std::nullopt;
-      [[fallthrough]];
-    case SYS_exit_group:
-      hook::_exit(Fd(a[0]));
-      return std::nullopt;
-    case SYS_prctl:
-      BeforePrctl(Fd(a[0]), static_cast<unsigned long>(a[1]),
-                  static_cast<unsigned long>(a[2]));
-      return std::nullopt;
-    case SYS_seccomp:
-      // Without a filter the call only asks what the kernel knows.
-      if (a[0] == SECCOMP_SET_MODE_STRICT ||
-          (a[0] == SECCOMP_SET_MODE_FILTER && a[2] != 0)) {
-        EnterSandbox();
-      }
-      return std::nullopt;
-    case SYS_unshare:
-      return ::syscall(SYS_unshare, BeforeParting(Fd(a[0]), CLONE_FILES));
-    default:
-      return std::nullopt;
-  }
+long Clone3(long number, Arguments a) {
+  std::uint64_t asked[CLONE_ARGS_SIZE_VER0 / sizeof(std::uint64_t)];
+  // What is not accessible, or too short, the kernel refuses.
+  if (Size(a[1]) < sizeof asked || !Get(a[0], &asked)) return Kernel(number, a);
+  return Clone(number, a, asked[offsetof(clone_args, flags) / sizeof *asked],
+               asked[offsetof(clone_args, stack) / sizeof *asked]);
 }
 
-// Calls that hand descriptors to the kernel.  liburing's functions do not come
-// here.  Returns nothing where the kernel is to go on.
-template <class Kernel>
-std::optional<long> HandsToKernel(long number, const long (&a)[kArguments],
-                                  const Kernel& kernel) {
-  switch (number) {
-    case SYS_io_uring_setup: {
-      const long fd = kernel();
-      if (fd >= 0) uring::AfterSetup(Fd(fd), At<void>(a[1]));
-      return fd;
-    }
-    case SYS_io_uring_enter: {
-      uring::Submission seen(Fd(a[0]), Word(a[1]), Word(a[3]));
-      return seen.Call(Word(a[2]), At<void>(a[4]), Size(a[5]),
-                       [&](unsigned count, unsigned wait, unsigned flags) {
-                         return ::syscall(number, a[0], count, wait, flags,
-                                          a[4], a[5]);
-                       });
-    }
-    case SYS_io_uring_register:
-      uring::BeforeRegister(Fd(a[0]), Word(a[1]));
-      if (uring::CancelsByRegister(Fd(a[0]), Word(a[1]), At<void>(a[2]))) {
-        return 0;
-      }
-      return std::nullopt;
-    case SYS_io_submit:
-      BeforeAio(a[1], At<void*>(a[2]));
-      return std::nullopt;
-    case SYS_bpf:
-      BeforeBpf(a[0], At<void>(a[1]), Size(a[2]));
-      return std::nullopt;
-    default:
-      return std::nullopt;
+long Seccomp(long number, Arguments a) {
+  // Without a filter the call only asks what the kernel knows.
+  if (a[0] == SECCOMP_SET_MODE_STRICT ||
+      (a[0] == SECCOMP_SET_MODE_FILTER && a[2] != 0)) {
+    EnterSandbox();
   }
+  return Kernel(number, a);
 }
+
+long RingSetup(long number, Arguments a) {
+  const long fd = Kernel(number, a);
+  if (fd >= 0) uring::AfterSetup(Fd(fd), At<void>(a[1]));
+  return fd;
+}
+
+long RingEnter(long number, Arguments a) {
+  uring::Submission seen(Fd(a[0]), Word(a[1]), Word(a[3]));
+  return seen.Call(Word(a[2]), At<void>(a[4]), Size(a[5]),
+                   [&](unsigned count, unsigned wait, unsigned flags) {
+                     return ::syscall(number, a[0], count, wait, flags, a[4],
+                                      a[5]);
+                   });
+}
+
+long RingRegister(long number, Arguments a) {
+  uring::BeforeRegister(Fd(a[0]), Word(a[1]));
+  if (uring::CancelsByRegister(Fd(a[0]), Word(a[1]), At<void>(a[2]))) return 0;
+  return Kernel(number, a);
+}
+
+// --- Every call that is not the kernel's alone
+
+enum class If : std::uint8_t {
+  kAlways,
+  kFollowed,  // the first argument names a file that rcsock follows
+};
+
+struct Entry {
+  long number;
+  If when;
+  long (*call)(long number, Arguments a);
+};
+
+constexpr Entry kEntries[] = {
+    // Bytes.  The offset of preadv2 and pwritev2 comes in two halves, of which
+    // the
+    // upper one means nothing here.
+    {SYS_read, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::read(Fd(a[0]), At<void>(a[1]), Size(a[2]));
+     }},
+    {SYS_write, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::write(Fd(a[0]), At<void>(a[1]), Size(a[2]));
+     }},
+    {SYS_readv, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::readv(Fd(a[0]), At<iovec>(a[1]), Fd(a[2]));
+     }},
+    {SYS_writev, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::writev(Fd(a[0]), At<iovec>(a[1]), Fd(a[2]));
+     }},
+    {SYS_preadv2, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::preadv2(Fd(a[0]), At<iovec>(a[1]), Fd(a[2]), a[3],
+                            Fd(a[5]));
+     }},
+    {SYS_pwritev2, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::pwritev2(Fd(a[0]), At<iovec>(a[1]), Fd(a[2]), a[3],
+                             Fd(a[5]));
+     }},
+    {SYS_recvfrom, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::recvfrom(Fd(a[0]), At<void>(a[1]), Size(a[2]), Fd(a[3]),
+                             At<sockaddr>(a[4]), At<socklen_t>(a[5]));
+     }},
+    {SYS_sendto, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::sendto(Fd(a[0]), At<void>(a[1]), Size(a[2]), Fd(a[3]),
+                           At<sockaddr>(a[4]), Word(a[5]));
+     }},
+    // Messages.  Sockets that are no streams may pass descriptors.
+    {SYS_recvmsg, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::recvmsg(Fd(a[0]), At<msghdr>(a[1]), Fd(a[2]));
+     }},
+    {SYS_sendmsg, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::sendmsg(Fd(a[0]), At<msghdr>(a[1]), Fd(a[2]));
+     }},
+    {SYS_recvmmsg, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::recvmmsg(Fd(a[0]), At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]),
+                             At<timespec>(a[4]));
+     }},
+    {SYS_sendmmsg, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::sendmmsg(Fd(a[0]), At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]));
+     }},
+    // Connections.
+    {SYS_socket, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::socket(Fd(a[0]), Fd(a[1]), Fd(a[2]));
+     }},
+    {SYS_accept, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::accept(Fd(a[0]), At<sockaddr>(a[1]), At<socklen_t>(a[2]));
+     }},
+    {SYS_accept4, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::accept4(Fd(a[0]), At<sockaddr>(a[1]), At<socklen_t>(a[2]),
+                            Fd(a[3]));
+     }},
+    {SYS_connect, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::connect(Fd(a[0]), At<sockaddr>(a[1]), Word(a[2]));
+     }},
+    {SYS_bind, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::bind(Fd(a[0]), At<sockaddr>(a[1]), Word(a[2]));
+     }},
+    {SYS_listen, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::listen(Fd(a[0]), Fd(a[1]));
+     }},
+    {SYS_shutdown, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::shutdown(Fd(a[0]), Fd(a[1]));
+     }},
+    {SYS_getpeername, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::getpeername(Fd(a[0]), At<sockaddr>(a[1]),
+                                At<socklen_t>(a[2]));
+     }},
+    // Options.
+    {SYS_fcntl, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::Fcntl(Fd(a[0]), Fd(a[1]), a[2]);
+     }},
+    {SYS_ioctl, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::Ioctl(Fd(a[0]), static_cast<unsigned long>(a[1]),
+                          At<void>(a[2]));
+     }},
+    {SYS_getsockopt, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::getsockopt(Fd(a[0]), Fd(a[1]), Fd(a[2]), At<void>(a[3]),
+                               At<socklen_t>(a[4]));
+     }},
+    {SYS_setsockopt, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::setsockopt(Fd(a[0]), Fd(a[1]), Fd(a[2]), At<void>(a[3]),
+                               Word(a[4]));
+     }},
+    // Waits.
+    {SYS_epoll_create1, If::kAlways,
+     [](long, Arguments a) -> long { return hook::epoll_create1(Fd(a[0])); }},
+    {SYS_epoll_ctl, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::epoll_ctl(Fd(a[0]), Fd(a[1]), Fd(a[2]),
+                              At<epoll_event>(a[3]));
+     }},
+    {SYS_epoll_wait, If::kFollowed,
+     [](long, Arguments a) -> long {
+       return hook::epoll_wait(Fd(a[0]), At<epoll_event>(a[1]), Fd(a[2]),
+                               Fd(a[3]));
+     }},
+    {SYS_epoll_pwait, If::kFollowed,
+     [](long, Arguments a) -> long { return EpollPwait(a); }},
+    {SYS_epoll_pwait2, If::kFollowed,
+     [](long, Arguments a) -> long { return EpollPwait2(a); }},
+    {SYS_poll, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::poll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]), Fd(a[2]));
+     }},
+    {SYS_ppoll, If::kAlways,
+     [](long, Arguments a) -> long { return Ppoll(a); }},
+    {SYS_select, If::kAlways,
+     [](long, Arguments a) -> long { return Select(a); }},
+    {SYS_pselect6, If::kAlways,
+     [](long, Arguments a) -> long { return Pselect(a); }},
+    // Numbers, and calls that name two.
+    {SYS_close, If::kAlways, Close},
+    {SYS_dup, If::kFollowed,
+     [](long, Arguments a) -> long { return hook::dup(Fd(a[0])); }},
+    {SYS_dup2, If::kAlways, Dup},
+    {SYS_dup3, If::kAlways, Dup},
+    {SYS_close_range, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::close_range(Word(a[0]), Word(a[1]), Fd(a[2]));
+     }},
+    {SYS_pidfd_getfd, If::kAlways, PidfdGetfd},
+    {SYS_sendfile, If::kAlways,
+     [](long number, Arguments a) -> long {
+       if (!Ours(a[0]) && !Ours(a[1])) return Kernel(number, a);
+       return hook::sendfile64(Fd(a[0]), Fd(a[1]), At<off64_t>(a[2]),
+                               Size(a[3]));
+     }},
+    {SYS_splice, If::kAlways,
+     [](long number, Arguments a) -> long {
+       if (!Ours(a[0]) && !Ours(a[2])) return Kernel(number, a);
+       return hook::splice(Fd(a[0]), At<off64_t>(a[1]), Fd(a[2]),
+                           At<off64_t>(a[3]), Size(a[4]), Word(a[5]));
+     }},
+    // Processes.
+    {SYS_execve, If::kAlways,
+     [](long, Arguments a) -> long {
+       return hook::execve(At<char>(a[0]), At<char*>(a[1]), At<char*>(a[2]));
+     }},
+    {SYS_fork, If::kAlways,
+     [](long, Arguments) -> long { return hook::fork(); }},
+    {SYS_clone, If::kAlways,
+     [](long number, Arguments a) -> long {
+       return Clone(number, a, static_cast<std::uint64_t>(a[0]),
+                    static_cast<std::uint64_t>(a[1]));
+     }},
+    {SYS_clone3, If::kAlways, Clone3},
+    {SYS_exit, If::kAlways,
+     [](long number, Arguments a) -> long {
+       if (LastThreadEnds(Fd(a[0]))) hook::_exit(Fd(a[0]));
+       return Kernel(number, a);
+     }},
+    {SYS_exit_group, If::kAlways,
+     [](long number, Arguments a) -> long {
+       hook::_exit(Fd(a[0]));
+       return Kernel(number, a);
+     }},
+    {SYS_prctl, If::kAlways,
+     [](long number, Arguments a) -> long {
+       BeforePrctl(Fd(a[0]), static_cast<unsigned long>(a[1]),
+                   static_cast<unsigned long>(a[2]));
+       return Kernel(number, a);
+     }},
+    {SYS_seccomp, If::kAlways, Seccomp},
+    {SYS_unshare, If::kAlways,
+     [](long number, Arguments a) -> long {
+       return ::syscall(number, BeforeParting(Fd(a[0]), CLONE_FILES));
+     }},
+    // What hands descriptors to the kernel.  liburing's functions do not come
+    // here.
+    {SYS_io_uring_setup, If::kAlways, RingSetup},
+    {SYS_io_uring_enter, If::kAlways, RingEnter},
+    {SYS_io_uring_register, If::kAlways, RingRegister},
+    {SYS_io_submit, If::kAlways,
+     [](long number, Arguments a) -> long {
+       BeforeAio(a[1], At<void*>(a[2]));
+       return Kernel(number, a);
+     }},
+    {SYS_bpf, If::kAlways,
+     [](long number, Arguments a) -> long {
+       BeforeBpf(a[0], At<void>(a[1]), Size(a[2]));
+       return Kernel(number, a);
+     }},
+};
+
+// The place of each call's entry, behind a 0 for none.
+constexpr auto kPlaces = [] {
+  std::array<std::uint8_t, 512> places{};
+  std::uint8_t place = 0;
+  for (const Entry& entry : kEntries) {
+    places[static_cast<std::size_t>(entry.number)] = ++place;
+  }
+  return places;
+}();
 
 }  // namespace
 
 long Syscall(long number, const long (&a)[kArguments]) {
-  const auto kernel = [&] {
-    return ::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-  };
-  if (base::tls_internal) return kernel();
-  switch (number) {
-    case SYS_socket:
-      return hook::socket(Fd(a[0]), Fd(a[1]), Fd(a[2]));
-    case SYS_epoll_create1:
-      return hook::epoll_create1(Fd(a[0]));
-    default:
-      break;
-  }
-  // Sockets that are no streams may pass descriptors.
-  if (const auto result = MovesMessages(number, a)) return *result;
-  if (Ours(a[0])) {
-    if (const auto result = OnFollowed(number, a)) return *result;
-  }
-  if (const auto result = Waits(number, a)) return *result;
-  if (const auto result = OnNumbers(number, a, kernel)) return *result;
-  if (const auto result = OnProcess(number, a, kernel)) return *result;
-  if (const auto result = HandsToKernel(number, a, kernel)) return *result;
-  return kernel();
+  if (base::tls_internal ||
+      static_cast<unsigned long>(number) >= kPlaces.size())
+    return Kernel(number, a);
+  const std::uint8_t place = kPlaces[static_cast<std::size_t>(number)];
+  if (place == 0) return Kernel(number, a);
+  const Entry& entry = kEntries[place - 1];
+  if (entry.when == If::kFollowed && !Ours(a[0])) return Kernel(number, a);
+  return entry.call(number, a);
 }
 
 void BeforeAio(long count, void** blocks) {
