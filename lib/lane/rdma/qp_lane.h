@@ -24,6 +24,10 @@
 #include "lib/ring/rx.h"
 #include "lib/ring/tx.h"
 
+namespace rcsock::lane {
+class LandedReader;
+}
+
 namespace rcsock::lane::rdma {
 
 class Chain;
@@ -244,6 +248,7 @@ class QpLane final : public RdmaLane {
   friend class RdmaPoller;
   friend class Chain;
   friend class Deferred;
+  friend class lane::LandedReader;
 
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
   struct Direct;

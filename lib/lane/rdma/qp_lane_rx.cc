@@ -260,28 +260,14 @@ std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
   if (target_.length != 0) [[unlikely]] {
     return ReadTarget(iov, count, skip, limit, peek);
   }
-  if (peek) {
-    ring::Rx at = rx_;
-    return ReadLanded(
-        iov, count, skip, limit, [&] { return LandedData(&at); },
-        [&] { return at.left(); }, [&] { return Bytes(at); },
-        [&](std::uint32_t n) { at.Take(n); });
-  }
-  const std::size_t done = ReadLanded(
-      iov, count, skip, limit, [&] { return Fill() && rx_.data(); },
-      [&] { return rx_.left(); }, [&] { return Bytes(rx_); },
-      [&](std::uint32_t n) { Take(n); });
-  read_bytes_ += done;
+  const std::size_t done =
+      LandedReader::Read(this, iov, count, skip, limit, peek);
+  if (!peek) read_bytes_ += done;
   return done;
 }
 
 std::size_t QpLane::ReadCtl(void* message, std::size_t capacity) {
-  if (!Fill() || rx_.data()) return 0;
-  const std::uint32_t length = rx_.left();
-  const std::size_t n = std::min<std::size_t>(length, capacity);
-  std::memcpy(message, Bytes(rx_), n);
-  Take(length);
-  return n;
+  return LandedReader::ReadCtl(this, message, capacity);
 }
 
 std::size_t QpLane::Readable() {

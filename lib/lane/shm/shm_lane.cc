@@ -507,26 +507,11 @@ std::size_t ShmLane::ReadMore(void* to, std::size_t length) {
 
 std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,
                              std::size_t limit, bool peek) {
-  if (peek) {
-    ring::Rx at = rx_;
-    return ReadLanded(
-        iov, count, skip, limit, [&] { return LandedData(&at); },
-        [&] { return at.left(); }, [&] { return Bytes(at); },
-        [&](std::uint32_t n) { at.Take(n); });
-  }
-  return ReadLanded(
-      iov, count, skip, limit, [&] { return Fill() && rx_.data(); },
-      [&] { return rx_.left(); }, [&] { return Bytes(rx_); },
-      [&](std::uint32_t n) { Take(n); });
+  return LandedReader::Read(this, iov, count, skip, limit, peek);
 }
 
 std::size_t ShmLane::ReadCtl(void* message, std::size_t capacity) {
-  if (!Fill() || rx_.data()) return 0;
-  const std::uint32_t length = rx_.left();
-  const std::size_t n = std::min<std::size_t>(length, capacity);
-  std::memcpy(message, Bytes(rx_), n);
-  Take(length);
-  return n;
+  return LandedReader::ReadCtl(this, message, capacity);
 }
 
 std::size_t ShmLane::Readable() {

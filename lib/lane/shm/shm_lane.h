@@ -15,6 +15,10 @@
 #include "lib/ring/rx.h"
 #include "lib/ring/tx.h"
 
+namespace rcsock::lane {
+class LandedReader;
+}
+
 namespace rcsock::lane::shm {
 
 // One end of a stream in shared memory. Lane says which thread may call what.
@@ -110,6 +114,7 @@ class ShmLane final : public Lane {
   Left PeerLeft() const override;
 
  private:
+  friend class lane::LandedReader;
   // The ring has been written to as far as `end`.
   void Touch(std::uint32_t end);
   // Sleeps on a word of this end that the peer maps, while `token` is current.
