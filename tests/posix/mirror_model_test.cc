@@ -12,6 +12,33 @@
 namespace rcsock {
 namespace {
 
+// The sender posts M::kAll messages.  After each it looks at the bell's
+// generation, and kicks unless it has kicked in that one.  A kick is an edge at
+// M::kRang.
+template <class M>
+void Send(const typename M::State& s, Next<typename M::State>* to) {
+  auto n = s;
+  switch (s[M::kSender]) {
+    case 0:
+      if (s[M::kPosted] == M::kAll) return;
+      ++n[M::kPosted];
+      n[M::kSender] = 1;
+      break;
+    case 1:
+      n[M::kSaw] = s[M::kBell];
+      n[M::kSender] = s[M::kBell] != s[M::kKicked] ? 2 : 0;
+      break;
+    case 2:
+      n[M::kRang] = 1;
+      n[M::kSender] = 3;
+      break;
+    default:
+      n[M::kKicked] = s[M::kSaw];
+      n[M::kSender] = 0;
+  }
+  to->Add(n);
+}
+
 struct Mirrored {
   // Rules to leave out.
   bool no_renewal = false;  // before the look that lowers
@@ -41,7 +68,7 @@ struct Mirrored {
     kSaw,
     kBell,  // its generation
     kKicked,
-    kEdge,
+    kRang,  // the conductor has an edge of the bell
     kConductor,
     kOuter,
     kLatch,
@@ -60,29 +87,6 @@ struct Mirrored {
   bool Done(const State& s) const { return s[kOuter] == kEnd; }
 
   static bool Has(const State& s) { return s[kPosted] > s[kTaken]; }
-
-  void Send(const State& s, Next<State>* to) const {
-    State n = s;
-    switch (s[kSender]) {
-      case 0:
-        if (s[kPosted] == kAll) return;
-        ++n[kPosted];
-        n[kSender] = 1;
-        break;
-      case 1:
-        n[kSaw] = s[kBell];
-        n[kSender] = s[kBell] != s[kKicked] ? 2 : 0;
-        break;
-      case 2:
-        n[kEdge] = 1;
-        n[kSender] = 3;
-        break;
-      default:
-        n[kKicked] = s[kSaw];
-        n[kSender] = 0;
-    }
-    to->Add(n);
-  }
 
   // `who`: kConductor or kOuter; `after`: what it does behind the update.
   void Update(const State& s, int who, int after, Next<State>* to) const {
@@ -148,12 +152,12 @@ struct Mirrored {
   }
 
   void Steps(const State& s, Next<State>* to) const {
-    Send(s, to);
+    Send<Mirrored>(s, to);
     if (s[kConductor] != kIdle) {
       Update(s, kConductor, kIdle, to);
-    } else if (s[kEdge] != 0) {
+    } else if (s[kRang] != 0) {
       State n = s;
-      n[kEdge] = 0;
+      n[kRang] = 0;
       n[kConductor] = kLock;
       to->Add(n);
     }
@@ -219,29 +223,6 @@ struct EdgesLater {
   }
   bool Done(const State& s) const { return s[kStage] == 4; }
 
-  void Send(const State& s, Next<State>* to) const {
-    State n = s;
-    switch (s[kSender]) {
-      case 0:
-        if (s[kPosted] == kAll) return;
-        ++n[kPosted];
-        n[kSender] = 1;
-        break;
-      case 1:
-        n[kSaw] = s[kBell];
-        n[kSender] = s[kBell] != s[kKicked] ? 2 : 0;
-        break;
-      case 2:
-        n[kRang] = 1;
-        n[kSender] = 3;
-        break;
-      default:
-        n[kKicked] = s[kSaw];
-        n[kSender] = 0;
-    }
-    to->Add(n);
-  }
-
   void Update(const State& s, int who, bool rang, Next<State>* to) const {
     State n = s;
     const bool edge = rang && s[kKnown] != 0;
@@ -278,7 +259,7 @@ struct EdgesLater {
   }
 
   void Steps(const State& s, Next<State>* to) const {
-    Send(s, to);
+    Send<EdgesLater>(s, to);
     State n = s;
     if (s[kConductor] != kIdle) {
       Update(s, kConductor, true, to);

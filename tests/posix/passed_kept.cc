@@ -18,18 +18,24 @@ namespace {
 
 using namespace pair;
 
+// A process that takes the connection from `channel`, and answers once `go` has
+// said so.
+pid_t AnswersLater(const Channel& channel, const Channel& go) {
+  return Worker([&] {
+    const int fd = Take(channel.ends[1]);
+    go.Await();
+    AnswerByTcp(fd);
+    LogDrain(fd);
+  });
+}
+
 // A child that was forked before has it, and knows of no message.
 Case family_then_passed(
     "passed_after_a_fork",
     [](int) {
       const Channel channel;
       const Channel go;
-      const pid_t worker = Worker([&] {
-        const int fd = Take(channel.ends[1]);
-        go.Await();
-        AnswerByTcp(fd);
-        LogDrain(fd);
-      });
+      const pid_t worker = AnswersLater(channel, go);
       const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
       const Channel closed;
       const pid_t child = Worker([&] {
@@ -51,12 +57,7 @@ Case by_a_child(
     [](int) {
       const Channel channel;
       const Channel go;
-      const pid_t worker = Worker([&] {
-        const int fd = Take(channel.ends[1]);
-        go.Await();
-        AnswerByTcp(fd);
-        LogDrain(fd);
-      });
+      const pid_t worker = AnswersLater(channel, go);
       const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
       LogChild(Worker([&] { Pass(channel.ends[0], fd); }));
       AnswerByTcp(fd);
