@@ -148,30 +148,38 @@ bool NopHasResult() {
   return has != 0;
 }
 
-// An epoll set of rcsock's own, its only member, and a file that is none.  ADD
-// of the member says EEXIST; DEL and MOD of the other file say ENOENT.
+// An epoll set of rcsock's own, its only member, and another set, which holds
+// the first one.  ADD of the member says EEXIST, and ADD of the holder ELOOP.
+// DEL and MOD of the holder say ENOENT, and ADD of the set to itself says
+// EINVAL.
 struct Refusing {
   int set = -1;
   int member = -1;
-  int stranger = -1;
+  int holder = -1;
 };
 constinit base::Latch refusing_latch;
 constinit Refusing refusing RC_GUARDED_BY(refusing_latch);
 // False: none can be made.
 bool FindRefusing(Refusing* found) {
   Critical critical;
-  const auto counter = [] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); };
+  const auto make_set = [] {
+    return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC);
+  };
   refusing_latch.lock();
   if (refusing.set < 0) {
-    base::UniqueFd set(base::OpenHighForParent(
-        [] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); }));
-    base::UniqueFd member(base::OpenHighForParent(counter));
-    base::UniqueFd stranger(base::OpenHighForParent(counter));
-    epoll_event nothing{};
-    if (set.ok() && member.ok() && stranger.ok() &&
-        ::syscall(SYS_epoll_ctl, set.get(), EPOLL_CTL_ADD, member.get(),
-                  &nothing) == 0) {
-      refusing = {set.release(), member.release(), stranger.release()};
+    base::UniqueFd set(base::OpenHighForParent(make_set));
+    base::UniqueFd holder(base::OpenHighForParent(make_set));
+    base::UniqueFd member(base::OpenHighForParent(
+        [] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));
+    const auto holds = [](const base::UniqueFd& by,
+                          const base::UniqueFd& what) {
+      epoll_event nothing{};
+      return ::syscall(SYS_epoll_ctl, by.get(), EPOLL_CTL_ADD, what.get(),
+                       &nothing) == 0;
+    };
+    if (set.ok() && holder.ok() && member.ok() && holds(set, member) &&
+        holds(holder, set)) {
+      refusing = {set.release(), member.release(), holder.release()};
     }
   }
   *found = refusing;
@@ -237,26 +245,24 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
     return true;
   }
   switch (error) {
+    // The kernel might say something else: rcsock carries out the whole batch
+    // before the kernel sees its first request.
     case EEXIST:
     case EINVAL:
-    // The kernel might find what a later request of the batch has added: rcsock
-    // carries out the whole batch before the kernel sees its first request.
-    case ENOENT: {
+    case ENOENT:
+    case ELOOP: {
       Refusing of;
       if (!FindRefusing(&of)) return false;
-      // A set is refused as a member of itself.
-      const int member = error == EEXIST   ? of.member
-                         : error == ENOENT ? of.stranger
-                                           : of.set;
-      Write(at, offsetof(io_uring_sqe, off),
-            static_cast<std::uint64_t>(member));
+      const int other = error == EEXIST   ? of.member
+                        : error == EINVAL ? of.set
+                                          : of.holder;
+      Write(at, offsetof(io_uring_sqe, off), static_cast<std::uint64_t>(other));
       Write(at, offsetof(io_uring_sqe, fd), static_cast<std::uint32_t>(of.set));
       break;
     }
+    // No request of a batch that rcsock carries out changes these.
     case EBADF:
     case EPERM:
-    case ELOOP:
-      // The kernel has said this, and will again.
       return true;
     default:
       return false;

@@ -465,6 +465,13 @@ Case controls_old_first("ring_controls_of_old_at_first", EchoAll, [](int fd) {
   ring.Control(2, set, EPOLL_CTL_MOD, fd, &in);
   ring.Control(3, set, EPOLL_CTL_ADD, fd, &in);
   ring.Submit(3);
+  // Nor does a set get into one that it holds, by a later request that lets it
+  // go.
+  const int outer = ::epoll_create1(0);
+  ring.Control(4, outer, EPOLL_CTL_ADD, set, &in);
+  ring.Control(5, set, EPOLL_CTL_ADD, outer, &in);
+  ring.Control(6, outer, EPOLL_CTL_DEL, set, nullptr);
+  ring.Submit(3);
   Call(fd, 200);
 });
 
