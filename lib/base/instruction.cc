@@ -226,7 +226,7 @@ class Reader {
     T value;
     if (!Skip(sizeof value)) return false;
     std::memcpy(&value, code_ + at_ - sizeof value, sizeof value);
-    to_->immediate = value;
+    to_->immediate = std::int64_t{value};
     return true;
   }
 

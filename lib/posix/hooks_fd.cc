@@ -270,7 +270,8 @@ int close_range(unsigned first, unsigned last, int flags) {
   }
   // A kernel without close_range, or that does not know the flags, closes
   // nothing.  No descriptor has this number.
-  if (real::close_range(~0u, ~0u, flags & ~CLOSE_RANGE_UNSHARE) != 0) return -1;
+  if (real::close_range(~0u, ~0u, flags & ~int{CLOSE_RANGE_UNSHARE}) != 0)
+    return -1;
   if ((flags & CLOSE_RANGE_UNSHARE) != 0 && !InBorrowedMemory()) {
     // The thread leaves the shared table.  These numbers still belong to the
     // other threads.

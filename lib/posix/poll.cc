@@ -213,7 +213,8 @@ class Polling {
                 ? static_cast<short>(one.events & (POLLIN | POLLRDNORM))
                 : short{0};
       }
-      if (select_) one.revents &= SelectTells(one.events);
+      if (select_)
+        one.revents = static_cast<short>(one.revents & SelectTells(one.events));
       if (one.revents != 0) ++found;
     }
     return found;
@@ -311,7 +312,7 @@ class Polling {
     for (nfds_t i = 0; i < count_; ++i) {
       pollfd& one = kernel_[i];
       if (one.fd < 0 || one.revents == 0) continue;
-      one.revents &= SelectTells(one.events);
+      one.revents = static_cast<short>(one.revents & SelectTells(one.events));
       if (one.revents != 0) {
         ++count;
         continue;

@@ -199,6 +199,7 @@ lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
   if (!key.set) return mac;
   // No message of private data begins so, nor is as long.
   std::uint8_t text[5 + 1 + 4 + sizeof tuple + 2 * sizeof connectors];
+  // NOLINTNEXTLINE(bugprone-not-null-terminated-result): it is no string.
   std::memcpy(text, "READY", 5);
   text[5] = static_cast<std::uint8_t>(of);
   Put(text + 6, epoch);

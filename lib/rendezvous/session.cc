@@ -48,6 +48,7 @@ stream::Role OtherRole(stream::Role role) {
 
 // Takes what the links with these processes have brought.  `peers` is a copy: a
 // packet may change the list.  Neighbours are of our own uid.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 void LookAtLinks(Core* core, std::vector<Uuid> peers) {
   for (const Uuid& peer : peers) {
     for (const bool decider : {false, true}) {
@@ -296,8 +297,8 @@ void Session::TryName() {
   }
   // A name that the kernel chooses (Channel::name).
   const sockaddr_un none{AF_UNIX, {}};
-  ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&none),
-         sizeof none.sun_family);
+  (void)::bind(fd.get(), reinterpret_cast<const sockaddr*>(&none),
+               sizeof none.sun_family);
   if (::connect(fd.get(), address, length) != 0) {
     // EAGAIN: the backlog is full, so another process connects there, too.
     if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN) {

@@ -138,7 +138,7 @@ void Sources::Sweep() {
         ++it;
         continue;
       }
-      idle.emplace_back(it->first, std::move(it->second));
+      idle.emplace_back(it->first, it->second);
       it = entries_.erase(it);
     }
   }

@@ -69,8 +69,8 @@ void UnmapMemory(const void* at, std::size_t size) {
 }
 
 void ForgetMemory(void* at, std::size_t size) {
-  ::mmap(at, size, PROT_READ | PROT_WRITE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  (void)::mmap(at, size, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 }
 
 }  // namespace rcsock::lane::shm
