@@ -32,7 +32,8 @@ if grep -rl '@[A-Z]*@' "$prefix/lib/pkgconfig" "$prefix/lib/cmake" "$prefix/shar
 fi
 for file in bin/rcsock lib/librcsock_preload.so lib/librcsock.so.0 lib/librcsock.so \
   include/rcsock/rcsock.h include/rcsock/asio.hpp include/rcsock/asio/connect.hpp \
-  lib/pkgconfig/rcsock.pc lib/cmake/rcsock/rcsock-config.cmake \
+  lib/pkgconfig/rcsock.pc lib/pkgconfig/rcsock-posix.pc \
+  lib/pkgconfig/rcsock-rsocket.pc lib/cmake/rcsock/rcsock-config.cmake \
   share/doc/rcsock/examples/rcsock.conf share/doc/rcsock/LICENSE; do
   [[ -e $prefix/$file ]] || fail "$file is missing"
 done
@@ -85,6 +86,24 @@ cc -std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror -o by_pkg consumer.c \
 [[ $(./by_pkg) == hello ]] || fail "pkg-config"
 [[ $(pkg-config --modversion rcsock) == "$version" ]] || fail "pkg-config version"
 
+# --- A program of plain sockets, and one of rsockets. Neither needs LD_LIBRARY_PATH
+sed -e 's/rcs_//g' -e 's/<rcsock.rcsock.h>/<sys\/socket.h>\n#include <unistd.h>/' consumer.c >plain.c
+sed -e 's/rcs_socket/rsocket/g; s/rcs_/r/g' -e 's/rcsock.h/rsocket.h/' consumer.c >rsockets.c
+needs() { # PROGRAM LIBRARY: fails unless the program runs and needs the library
+  readelf -d "$1" | grep -q "NEEDED.*\[$2\]" || fail "$1 does not need $2"
+  [[ $(env -u LD_LIBRARY_PATH "./$1") == hello ]] || fail "$1 does not run"
+}
+# shellcheck disable=SC2046
+cc -o plain_by_pkg plain.c -Wl,--as-needed "-Wl,-rpath,$prefix/lib" $(pkg-config --cflags --libs rcsock-posix)
+needs plain_by_pkg librcsock_posix.so.0
+# shellcheck disable=SC2046
+cc -o rsockets_by_pkg rsockets.c "-Wl,-rpath,$prefix/lib" $(pkg-config --cflags --libs rcsock-rsocket)
+needs rsockets_by_pkg librcsock_rsocket.so.0
+for library in posix rsocket; do
+  said=$(env -u LD_LIBRARY_PATH LD_PRELOAD="$prefix/lib/librcsock_$library.so.0" true 2>&1) && [[ -z $said ]] ||
+    fail "librcsock_$library.so.0 cannot be preloaded: $said"
+done
+
 # --- CMake, C and Asio
 cat >CMakeLists.txt <<'CMAKE'
 cmake_minimum_required(VERSION 3.16)
@@ -92,6 +111,11 @@ project(consumer C CXX)
 find_package(rcsock 0.1 REQUIRED)
 add_executable(by_cmake consumer.c)
 target_link_libraries(by_cmake rcsock::rcsock)
+add_executable(plain_by_cmake plain.c)
+target_link_libraries(plain_by_cmake rcsock::posix)
+target_link_options(plain_by_cmake PRIVATE LINKER:--as-needed)
+add_executable(rsockets_by_cmake rsockets.c)
+target_link_libraries(rsockets_by_cmake rcsock::rsocket)
 add_executable(echo echo.cc)
 target_compile_features(echo PRIVATE cxx_std_20)
 target_link_libraries(echo rcsock::asio)
@@ -99,6 +123,8 @@ CMAKE
 cmake -B build -DCMAKE_PREFIX_PATH="$prefix" . >cmake.log || { cat cmake.log; fail "cmake"; }
 cmake --build build >cmake.log || { cat cmake.log; fail "cmake --build"; }
 [[ $(build/by_cmake) == hello ]] || fail "CMake"
+needs build/plain_by_cmake librcsock_posix.so.0
+needs build/rsockets_by_cmake librcsock_rsocket.so.0
 lane=$(build/echo)
 [[ $lane == shm || $lane == tcp ]] || fail "CMake, Asio: $lane"
 
