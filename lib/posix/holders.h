@@ -52,9 +52,9 @@ struct Holding {
   // Returns whether `process` is the one holder, and there is no mark.  Hidden
   // copies do not count if this process is their owner.
   bool AloneIs(std::uint32_t process) const;
-  // Returns whether there are hidden copies.
-  bool HasHidden() const {
-    return (count.load(std::memory_order_seq_cst) & kHidden) != 0;
+  // Returns whether there are several holders and hidden copies.
+  bool OfSeveral() const {
+    return (count.load(std::memory_order_seq_cst) & ~kMarks) > 1;
   }
   // Takes one holder away.  The last one frees the place.
   void Leave() { Less(1); }

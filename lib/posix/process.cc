@@ -179,14 +179,14 @@ void BeforeExec(bool followed) {
   Sock::BeginToEnd();
   // Once the stream is the kernel's, the kernel resets as its close would.
   const auto leaves = [](Sock* sock) {
-    return KeptByExec(sock) || sock->ResetsAtClose() || sock->HasHidden();
+    return KeptByExec(sock) || sock->ResetsAtClose() || sock->SharesLane();
   };
   const auto ask = [&](Sock* sock) {
     if (sock->Engaged() && leaves(sock)) sock->AskForExec();
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
-    if (closes && !sock->ResetsAtClose() && !sock->HasHidden()) {
+    if (closes && !sock->ResetsAtClose() && !sock->SharesLane()) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
       // A stream that only looks for its peer is pinned, too.  If it were
@@ -278,7 +278,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   // Children go on with their copies.
   AskThenAwait(
       [](Sock* sock) {
-        if (sock->HasHidden()) sock->StepToPlain(base::Reason::kPinnedFork);
+        if (sock->SharesLane()) sock->StepToPlain(base::Reason::kPinnedFork);
       },
       [](Sock* sock, std::uint64_t until) {
         if (!sock->LeaveToHidden(until)) sock->LoseForHolders();

@@ -499,8 +499,9 @@ class Sock final : public SockLayout {
   // Returns whether the stream may stay on its lane through a fork.  `forking`:
   // the caller has the latches of a fork.
   bool MayHide(bool forking);
-  // Returns whether there are such copies.
-  bool HasHidden() const;
+  // Returns whether the engine has the stream, and other processes have the
+  // connection.
+  bool SharesLane() const;
   // Takes one step of ToPlain if a child waits for the stream.
   void LeaveForClaim() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Takes the stream to TCP, before its end here, if children have copies.

@@ -68,9 +68,10 @@ bool Sock::HideByFork(Holding* all, bool hides) {
   return true;
 }
 
-bool Sock::HasHidden() const {
+// A child that waits for the stream is counted as a holder already.
+bool Sock::SharesLane() const {
   const Holding* all = FindHolding(holders_);
-  return all != nullptr && all->HasHidden();
+  return mode() == Mode::kEngine && all != nullptr && all->OfSeveral();
 }
 
 void Sock::KeepFromHolders() {
@@ -104,13 +105,14 @@ void Sock::LeaveForClaim() {
 
 // This end of the stream would be the connection's, and children have it, too.
 bool Sock::LeaveToHidden(std::uint64_t deadline_ns) {
-  if (!HasHidden() || mode() != Mode::kEngine) return true;
-  return ToPlain(Reason::kPinnedFork, deadline_ns);
+  return !SharesLane() || ToPlain(Reason::kPinnedFork, deadline_ns);
 }
 
 // --- The child
 
 void Sock::BecomeHidden() {
+  interest_latch.AssertUnshared();
+  interests_user = false;
   if (interests != nullptr) {
     // The kernel has these registrations once the stream is on TCP, if the
     // parent still has them.  This process can't know them, so it must not take

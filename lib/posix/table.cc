@@ -429,7 +429,7 @@ int CloseClaimed(int fd, File* file, const Successor& next) {
 void BeforeLastClose(File* file) {
   if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
   auto* const sock = static_cast<Sock*>(file);
-  if (!sock->HasHidden() || !sock->TryRef()) return;
+  if (!sock->SharesLane() || !sock->TryRef()) return;
   sock->LeaveToHidden();
   sock->Unref();
 }
