@@ -90,15 +90,18 @@ Case closes("untouched_child_closes",
               LogDrain(fd);
             },
             [](int fd) {
-              Child child([fd] {
-                const int copy = ::open("/dev/null", O_RDONLY);
+              int told[2];
+              CHECK_THAT(::pipe(told) == 0);
+              Child child([fd, told] {
                 Result("close", ::close(fd));
                 Result("twice", ::close(fd));
-                ::close(copy);
+                CHECK_THAT(::write(told[1], "", 1) == 1);
                 for (;;) ::pause();
               });
               Warm(fd);
               child.Go();
+              char byte;
+              CHECK_THAT(::read(told[0], &byte, 1) == 1);
               Warm(fd);
               ::kill(child.pid(), SIGKILL);
               child.Await();
