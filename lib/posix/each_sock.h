@@ -11,16 +11,21 @@ namespace rcsock::posix {
 
 // Loops over all streams of the process.
 
-// `latched`: the caller has the latches of a fork, and waits for no thread.
+// kNow: those that it uses.  kHidden: also those that a child of fork has not
+// used yet (hidden.h); the caller has the latches of a fork, or is the child,
+// and waits for no thread.
+enum class Which : std::uint8_t { kNow, kHidden };
 template <class Each>
-void ForEachSock(Each&& each, bool latched = false) {
+void ForEachSock(Each&& each, Which which = Which::kNow) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = nullptr;
-    if (!latched) {
+    if (which == Which::kNow) {
+      const File* const file = Entry(fd);
+      if (file == nullptr || file->Hidden()) continue;
       sock = LookupSock(fd);
-    } else if (File* file = Named(fd);
-               file != nullptr && file->kind == FileKind::kSock) {
+    } else if (File* file = NamedEvenHidden(fd);
+               file != nullptr && file->IsSock()) {
       sock = static_cast<Sock*>(file);
     }
     // fds: another thread is closing it.

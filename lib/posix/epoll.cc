@@ -8,6 +8,7 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/real.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/process.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
@@ -100,6 +101,7 @@ void EpollSet::Free() {
   direct_count_ = 0;
   wait_latch_.unlock();
   interest_latch.lock();
+  if (Hidden()) SetKind(this, FileKind::kEpoll);
   if (left) {
     Registry::Leave(this);
   } else {

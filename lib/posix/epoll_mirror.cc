@@ -275,6 +275,9 @@ bool EpollSet::SeenFromOutside(bool edges) {
 bool EpollSet::HasUnread() {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
+    if (const File* file = Entry(fd); file == nullptr || file->Hidden()) {
+      continue;
+    }
     Sock* const sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd ||
         (sock->UnreadBytes() == 0 && !sock->HasError())) {

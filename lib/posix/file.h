@@ -7,8 +7,15 @@
 namespace rcsock::posix {
 
 // kBetween is in the table alone, at a number that the kernel is closing at
-// this moment.
-enum class FileKind : std::uint8_t { kSock, kEpoll, kBetween };
+// this moment.  A stream or set of a child of fork is hidden until the child
+// first uses it (hidden.h).
+enum class FileKind : std::uint8_t {
+  kSock,
+  kEpoll,
+  kBetween,
+  kHiddenSock,
+  kHiddenSet
+};
 
 // An open description that rcsock follows.  The objects come from pools, and
 // never go back to the heap.  So a pointer from the table stays readable while
@@ -16,7 +23,13 @@ enum class FileKind : std::uint8_t { kSock, kEpoll, kBetween };
 // number's is checked with its own latch held (I-LIFE-1).
 struct alignas(16) File {
   constexpr explicit File(FileKind k) : kind(k) {}
-  const FileKind kind;
+  bool Hidden() const { return kind > FileKind::kBetween; }
+  // Whether it is a stream, hidden or not.
+  bool IsSock() const {
+    return kind == FileKind::kSock || kind == FileKind::kHiddenSock;
+  }
+  // Only a child of fork changes it (hidden.cc).
+  FileKind kind;
   // How many numbers of this process name it; 0: in the pool, or closing.
   std::atomic<int> fds{0};
 };
@@ -70,11 +83,11 @@ inline const void* TablePlace(int fd) {
 // What the number names when the kernel is done with it.
 [[gnu::noinline]] File* Settled(int fd);
 
-// What the number names.  It may wait for a closing thread, so the caller holds
-// no latch.
+// What the number names.  It may wait for a closing thread, or for the owner of
+// a hidden stream, so the caller holds no latch.
 inline File* Lookup(int fd) {
   File* file = Entry(fd);
-  return __builtin_expect(file != nullptr && file->kind == FileKind::kBetween,
+  return __builtin_expect(file != nullptr && file->kind >= FileKind::kBetween,
                           0)
              ? Settled(fd)
              : file;
@@ -82,14 +95,25 @@ inline File* Lookup(int fd) {
 
 // What the number names for the caller.  For threads that look at all numbers:
 // it does not wait, and finds nothing at numbers with which the kernel is not
-// done.
+// done, and no hidden file.
 [[gnu::noinline]] File* NamedInBetween(int fd);
 inline File* Named(int fd) {
   File* file = Entry(fd);
-  return __builtin_expect(file != nullptr && file->kind == FileKind::kBetween,
+  return __builtin_expect(file != nullptr && file->kind >= FileKind::kBetween,
                           0)
              ? NamedInBetween(fd)
              : file;
+}
+
+// As Named, and finds hidden files, too.
+inline File* NamedEvenHidden(int fd) {
+  File* const file = Entry(fd);
+  return file != nullptr && file->Hidden() ? file : Named(fd);
+}
+// As Lookup, for a number that is being closed: a hidden file stays hidden.
+inline File* LookupToClose(int fd) {
+  File* const file = Entry(fd);
+  return file != nullptr && file->Hidden() ? file : Lookup(fd);
 }
 
 }  // namespace rcsock::posix

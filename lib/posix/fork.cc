@@ -14,6 +14,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/clone.h"
 #include "lib/posix/each_sock.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/last_words.h"
@@ -64,20 +65,22 @@ void EndFork() {
 
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
-  // Both processes will hold the connections, so no connection may stay on a
-  // lane, or take one from now on.
+  // Both processes will hold the connections, so no connection may take a lane
+  // from now on, or stay on one, unless it is hidden from the child.
   BeginFork();
   ForEachSock([](Sock* sock) { sock->Hold(); });
+  const bool hides = PrepareToHide();
+  const auto leaves = [hides](Sock* sock) {
+    return sock->Engaged() && !(hides && sock->MayHide(false));
+  };
   // Peers may take their time.  Streams that other threads make meanwhile get
   // no lane.
   AskThenAwait(
-      [](Sock* sock) {
-        if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
+      [&](Sock* sock) {
+        if (leaves(sock)) sock->StepToPlain(base::Reason::kPinnedFork);
       },
-      [](Sock* sock, std::uint64_t deadline) {
-        if (sock->Engaged()) {
-          sock->ToPlain(base::Reason::kPinnedFork, deadline);
-        }
+      [&](Sock* sock, std::uint64_t deadline) {
+        if (leaves(sock)) sock->ToPlain(base::Reason::kPinnedFork, deadline);
       });
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
   // No handler runs while these latches are held.  It could fork, too, and wait
@@ -92,13 +95,15 @@ void ForkPrepare() {
   InterestsForkLock();
   SockForkLock();
   ShellForkLock();
+  HiddenForkLock();
   // No stream comes into the table any more, so here each stream that the child
   // will have is counted, once.  Streams that are new since MarkFork have told
   // nothing: the parent tells what they moved when it leaves them, and
   // ForkChild takes that as told.
   static constinit std::uint32_t forks = 0;
   tls_fork = ++forks;
-  ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); }, true);
+  ForEachSock([&](Sock* sock) { sock->ShareByFork(tls_fork, hides); },
+              Which::kHidden);
   base::LowNumberForkLock();
 }
 
@@ -106,6 +111,7 @@ void ForkParent() {
   if (!tls_forking) return;
   tls_forking = false;
   base::LowNumberForkUnlock(false);
+  HiddenForkUnlock(false);
   ShellForkUnlock(false);
   SockForkUnlock(false);
   InterestsForkUnlock(false);
@@ -130,6 +136,7 @@ void ForkChild() {
   if (locked) EndFork();
   // This thread may have a fork that a handler has interrupted to fork.
   forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
+  if (locked) HiddenForkUnlock(true);
   if (locked) ShellForkUnlock(true);
   ShellForkChild();
   SockForkUnlock(true);
@@ -141,10 +148,11 @@ void ForkChild() {
   stats.Clear();
   InterestsForkChild();
   SignalsForkChild();
-  ForEachSock([](Sock* sock) { sock->ForkChild(); });
+  ForEachSock([](Sock* sock) { sock->ForkChild(); }, Which::kHidden);
   Conductor::ForkChild(tls_signals.asleep != 0);
-  ForEachSock([](Sock* sock) { sock->ForgetLeft(); });
+  ForEachSock([](Sock* sock) { sock->ForgetLeft(); }, Which::kHidden);
   uring::HeldForkChild();
+  CloseUnusedAsk();
   if (!locked) return;
   SignalsForkUnlock(true);
   raw_code::ForkUnlock(true);
@@ -214,7 +222,8 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
 
 void ForkFailed() {
   if (InBorrowedMemory()) return;  // nor was anything counted
-  ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); });
+  ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); },
+              Which::kHidden);
 }
 
 }  // namespace rcsock::posix

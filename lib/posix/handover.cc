@@ -24,6 +24,7 @@
 #include "lib/base/sleep.h"
 #include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/process.h"
 #include "lib/posix/stats.h"
@@ -198,9 +199,13 @@ void Handover::GiveAway(Sock* sock) {
 }
 
 void Handover::FromOurs() {
+  RevealForExec(spawn_);
   if (!spawn_) BeforeExec(known_);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
+    // The new program does not get a hidden stream.
+    const File* const file = Entry(fd);
+    if (file == nullptr || file->Hidden()) continue;
     Sock* sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd) continue;
     const bool kept =
@@ -246,6 +251,7 @@ void Handover::FromBorrowed() {
     if (inode == 0) continue;
     Sock* sock = FindInode(inode, fd);
     if (sock == nullptr) continue;
+    sock->Reveal();
     if (Passed(sock->holding())) continue;
     // This comes first, so that TryAdopt sees it if this thread does not see
     // what TryAdopt did.

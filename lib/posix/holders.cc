@@ -65,13 +65,27 @@ Holding* MakeTable() {
 
 }  // namespace
 
-void Holding::Leave() {
+void Holding::Less(std::uint32_t what) {
   // release: a sole holder sees what was told before.  Without a mark the place
   // is free by that.  With a mark no process can take it yet.
-  const std::uint32_t before = count.fetch_sub(1, std::memory_order_acq_rel);
-  if (before != 1 && (before & ~kMarks) == 1) {
+  const std::uint32_t before = count.fetch_sub(what, std::memory_order_acq_rel);
+  if (before != what && (before & ~kMarks) == what) {
     count.store(0, std::memory_order_release);
   }
+}
+
+bool Holding::AloneIs(std::uint32_t process) const {
+  const std::uint32_t now = count.load(std::memory_order_seq_cst);
+  return (now & ~kHidden) == 1 &&
+         ((now & kHidden) == 0 || owner.load() == process);
+}
+
+bool Holding::Hide() {
+  std::uint32_t now = count.load(std::memory_order_seq_cst);
+  while ((now & ~kMarks) != 0 && (now & kHidden) / kOneHidden < kMostHidden) {
+    if (count.compare_exchange_weak(now, now + kOneHidden)) return true;
+  }
+  return false;
 }
 
 int MakeHolding() {
@@ -90,6 +104,9 @@ int MakeHolding() {
       continue;
     }
     one.inode.store(0, std::memory_order_relaxed);
+    one.claim.word.store(Claim::kKernels, std::memory_order_relaxed);
+    one.owner.store(0, std::memory_order_relaxed);
+    one.unread.store(0, std::memory_order_relaxed);
     one.tx.store(0, std::memory_order_relaxed);
     one.rx.store(0, std::memory_order_relaxed);
     next.store(number + 1, std::memory_order_relaxed);

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "lib/posix/claim.h"
+
 namespace rcsock::posix {
 
 // What the processes that hold one connection know together: how many they are,
@@ -23,12 +25,23 @@ struct Holding {
   // Bit 30: a process that is not counted may hold it, for good.
   static constexpr std::uint32_t kUncounted = 1u << 30;
   static constexpr std::uint32_t kMarks = kSpoilt | kUncounted;
+  // Bits 16 to 29: the children of fork that have not used their copy yet.  A
+  // child that ends by a signal stays counted.
+  static constexpr std::uint32_t kOneHidden = 1u << 16;
+  static constexpr std::uint32_t kHidden = kUncounted - kOneHidden;
+  static constexpr std::uint32_t kMostHidden = 8192;
   std::atomic<std::uint32_t> count;  // 0: free
   std::atomic<std::uint32_t> role;
   std::atomic<std::uint64_t> inode;
   std::atomic<std::uint64_t> tx;
   std::atomic<std::uint64_t> rx;
-  std::uint64_t unused[4];
+  // Whose the stream is, for its hidden copies.
+  Claim claim;
+  // The process whose engine may have the stream while there are hidden copies.
+  std::atomic<std::uint32_t> owner;
+  // The owner's descriptor of bytes that were read ahead, plus 1; 0: none.
+  std::atomic<std::uint32_t> unread;
+  std::uint32_t unused[5];
 
   // Returns whether there is one holder, and no mark.
   bool Alone() const { return count.load(std::memory_order_seq_cst) == 1; }
@@ -36,8 +49,25 @@ struct Holding {
   bool OfOne() const {
     return (count.load(std::memory_order_seq_cst) & ~kSpoilt) == 1;
   }
+  // Returns whether `process` is the one holder, and there is no mark.  Hidden
+  // copies do not count if this process is their owner.
+  bool AloneIs(std::uint32_t process) const;
+  // Returns whether there are several holders and hidden copies.
+  bool OfSeveral() const {
+    return (count.load(std::memory_order_seq_cst) & ~kMarks) > 1;
+  }
   // Takes one holder away.  The last one frees the place.
-  void Leave();
+  void Leave() { Less(1); }
+  // Counts one more hidden copy.  Returns false, and counts none, if there are
+  // too many, or if no process has the connection any more.
+  bool Hide();
+  // Takes a hidden copy away.
+  void Unhide() { Less(kOneHidden); }
+  // Makes a hidden copy a holder, which is to ask `claim` then.
+  void Use() { count.fetch_add(1 - kOneHidden, std::memory_order_seq_cst); }
+
+ private:
+  void Less(std::uint32_t what);
 };
 
 // Returns the number of a new Holding with one holder, or -1.

@@ -22,6 +22,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/epoll_away.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -354,6 +355,30 @@ void InterestsDrop(Sock* sock, int fd, int kept) {
   }
   interest_latch.unlock();
   lookers.WaitOut();
+}
+
+static bool MayHide(const Sock* sock) RC_REQUIRES(interest_latch) {
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (i->in_kernel || !Registry::MayHide(i->set)) return false;
+  }
+  return !sock->moves && (sock->interests == nullptr || sock->interests_user);
+}
+
+bool InterestsMayHide(Sock* sock, bool forking) {
+  if (forking) {
+    interest_latch.AssertHeld();
+    return MayHide(sock);
+  }
+  Critical critical;
+  const base::LatchGuard hold(interest_latch);
+  return MayHide(sock);
+}
+
+void InterestsHideSets(Sock* sock) {
+  interest_latch.AssertUnshared();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    SetKind(i->set, FileKind::kHiddenSet);
+  }
 }
 
 bool InterestsNamed(Sock* sock, int fd) {

@@ -109,6 +109,12 @@ void InterestsPeer(Sock* sock);
 // registrations.  `kept`: a number of the stream that is about to be closed
 // while the open file lives on, else -1.
 void InterestsDrop(Sock* sock, int fd, int kept = -1);
+// Whether the registrations may stay in user space while a child of fork has
+// the stream and its sets, and does not use them.  `forking`: the caller has the
+// latches of a fork.
+bool InterestsMayHide(Sock* sock, bool forking);
+// In that child: hides the sets.
+void InterestsHideSets(Sock* sock);
 // Whether there is a registration by this number.
 bool InterestsNamed(Sock* sock, int fd);
 // Whether a registration is in a set that stays open across exec.  The new

@@ -24,6 +24,7 @@
 #include "lib/posix/each_sock.h"
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/last_words.h"
@@ -60,6 +61,7 @@ void BarriersLost() {
   if (conductor == nullptr) return;
   base::Log("a filter refuses membarrier: all streams go to TCP");
   conductor->Post([] {
+    RevealAll();
     ForEachSock(
         [](Sock* sock) { sock->LeaveForGood(base::Reason::kSandboxed); });
   });
@@ -113,6 +115,7 @@ void PinProcess(base::Reason reason) {
   // seq_cst: a thread that makes a stream eligible looks at this after.
   auto none = base::Reason::kNone;
   process_pinned.compare_exchange_strong(none, reason);
+  RevealAll();
   const auto listens = [](Sock* sock) {
     return sock->listening.load(std::memory_order_relaxed);
   };
@@ -128,6 +131,7 @@ void PinProcess(base::Reason reason) {
 void PinProcessFromConductor(base::Reason reason) {
   auto none = base::Reason::kNone;
   process_pinned.compare_exchange_strong(none, reason);
+  RevealAll();
   ForEachSock([&](Sock* sock) {
     if (!sock->listening.load(std::memory_order_relaxed)) {
       sock->LeaveForGood(reason);
@@ -146,6 +150,7 @@ base::Reason ProcessPinned() {
 }
 
 void PinBySocket(std::uint64_t inode, base::Reason reason) {
+  RevealAll();
   ForEachSock([&](Sock* sock) {
     if (SocketInode(sock->fd()) == inode) sock->Pin(reason);
   });
@@ -160,7 +165,7 @@ bool KeptByExec(Sock* sock) {
   if (sock->fds.load(std::memory_order_relaxed) == 1) return false;
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (Named(fd) == sock && kept(fd)) return true;
+    if (NamedEvenHidden(fd) == sock && kept(fd)) return true;
   }
   return false;
 }
@@ -174,14 +179,14 @@ void BeforeExec(bool followed) {
   Sock::BeginToEnd();
   // Once the stream is the kernel's, the kernel resets as its close would.
   const auto leaves = [](Sock* sock) {
-    return KeptByExec(sock) || sock->ResetsAtClose();
+    return KeptByExec(sock) || sock->ResetsAtClose() || sock->SharesLane();
   };
   const auto ask = [&](Sock* sock) {
     if (sock->Engaged() && leaves(sock)) sock->AskForExec();
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
-    if (closes && !sock->ResetsAtClose()) {
+    if (closes && !sock->ResetsAtClose() && !sock->SharesLane()) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
       // A stream that only looks for its peer is pinned, too.  If it were
@@ -205,6 +210,7 @@ void BeforeExec(bool followed) {
 
 void AfterExec() {
   if (InBorrowedMemory()) return;
+  HideAfterExec();
   ForEachSock([](Sock* sock) {
     sock->Unpin();
     sock->TakeResetBack();
@@ -218,6 +224,7 @@ void EnterSandbox() {
   const int saved = errno;
   // The filter may not know what this calls.
   GuardFaultsEarly();
+  RevealAll();
   uring::EndHolding();
   AskThenAwait(
       [](Sock* sock) {
@@ -257,6 +264,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   // The handler of a fault inside one of rcsock's own calls ends the process.
   // This thread may hold the latches.
   if (tls_signals.depth != 0) return;
+  LeaveHiddenAtExit();
   if (ProcessPinned() == base::Reason::kSandboxed) {
     // This touches memory alone, and makes no call that a filter may refuse.
     ForEachSock([](Sock* sock) { sock->LetGo(); });
@@ -267,6 +275,14 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   AwaitForks();
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
   Sock::LeaveRemoteLanes(deadline);
+  // Children go on with their copies.
+  AskThenAwait(
+      [](Sock* sock) {
+        if (sock->SharesLane()) sock->StepToPlain(base::Reason::kPinnedFork);
+      },
+      [](Sock* sock, std::uint64_t until) {
+        if (!sock->LeaveToHidden(until)) sock->LoseForHolders();
+      });
   Sock::BeginToEnd();
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
@@ -298,7 +314,7 @@ void CloseFollowed(unsigned first, unsigned last) {
     if (Entry(number) == nullptr || base::IsInternalFd(number)) continue;
     if (borrowed) {
       Lend(number);
-    } else if (Lookup(number) != nullptr) {
+    } else if (LookupToClose(number) != nullptr) {
       CloseFd(number);
     }
   }

@@ -16,6 +16,7 @@
 #include "lib/posix/code_look.h"
 #include "lib/posix/code_verdict.h"
 #include "lib/posix/each_sock.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/own_code.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -287,6 +288,7 @@ void BeforeUnseenOpen() {
   // behind that.  Here the verdict has changed before the streams are asked.
   // So one of the two sees the other.
   base::FullFence();
+  RevealAll();
   const std::uint64_t deadline = Sock::LeaveDeadline();
   ForEachSock([&](Sock* sock) {
     if (sock->Engaged()) sock->ToPlain(base::Reason::kRawCalls, deadline);

@@ -328,6 +328,13 @@ struct Registry {
     left_sets = set;
   }
 
+  // Whether no other set, no poll and no other process waits for the set.
+  static bool MayHide(const EpollSet* set) RC_REQUIRES(interest_latch) {
+    return !set->nested_.load(std::memory_order_relaxed) &&
+           !set->outside_.load(std::memory_order_relaxed) &&
+           !set->mirror_.wanted.load() && set->mirror_.fd.load() < 0;
+  }
+
   static Interest* Members(EpollSet* set) RC_REQUIRES(interest_latch) {
     return set->members_;
   }

@@ -178,6 +178,10 @@ int TakeSnapshot() {
   total.CopyFrom(stats);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
+    // A stream that this process has not used is its parent's to tell of.
+    if (const File* at = Entry(fd); at == nullptr || at->Hidden()) {
+      continue;
+    }
     Sock* sock = LookupSock(fd);
     // Of several descriptors, only the stream's own fd() counts.
     if (sock == nullptr || sock->fd() != fd || !sock->TryRef()) continue;

@@ -235,6 +235,9 @@ void Sock::Reset() {
   leave_uncounted_ = false;
   holders_.store(-1, std::memory_order_relaxed);
   fork_.store(0, std::memory_order_relaxed);
+  hidden_.store(Unused::kNo, std::memory_order_relaxed);
+  ask_fd_ = -1;
+  hides_ = false;
   told_tx_ = told_rx_ = 0;
   in_spawn_actions.store(false, std::memory_order_relaxed);
   inherited_ = false;
@@ -279,6 +282,7 @@ void Sock::Unref() {
     UnlistRemote();
     link = std::move(link_);
   }
+  Show();
   SockPool::Give(this);
 }
 

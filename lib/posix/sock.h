@@ -491,9 +491,35 @@ class Sock final : public SockLayout {
   // Counts one more process that holds the connection.  While there are
   // several, none promotes the stream.  Without memory it pins the stream.
   // Requires the latches of a fork.
-  void ShareByFork(std::uint32_t fork);
+  // `hides`: an unused copy need not be counted (PrepareToHide).
+  void ShareByFork(std::uint32_t fork, bool hides);
   // Takes that count back, after a fork that has failed.
   void UnshareByFork(std::uint32_t fork);
+  // --- Copies that children have not used yet (sock_hidden.cc)
+  // Returns whether the stream may stay on its lane through a fork.  `forking`:
+  // the caller has the latches of a fork.
+  bool MayHide(bool forking);
+  // Returns whether the engine has the stream, and other processes have the
+  // connection.
+  bool SharesLane() const;
+  // Takes one step of ToPlain if a child waits for the stream.
+  void LeaveForClaim() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // Takes the stream to TCP, before its end here, if children have copies.
+  // Returns false if the engine still has the stream at the deadline.
+  bool LeaveToHidden(std::uint64_t deadline_ns = 0)
+      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // Says that the stream does not come back: its copies are dead.
+  void LoseForHolders();
+  // In the child: AskOwner counts this process as a holder, and asks the owner
+  // for the stream.  Reveal waits for it, a bounded time.  Afterwards the
+  // stream is on TCP, or the connection's numbers name a dead socket.  Both do
+  // nothing if the stream is not hidden, or is being closed.
+  void AskOwner() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  void Reveal() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // The stream is hidden no longer.
+  void Show();
+  void LeaveHiddenForExec();
+  void HideAfterExec() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns how many bytes that were read ahead are shared.  They exist in
   // kUnread only.
   std::size_t UnreadBytes() RC_EXCLUDES(interest_latch);
@@ -958,7 +984,15 @@ class Sock final : public SockLayout {
   // Enters kUnread: unread_ of this stream on TCP has just been made.  The
   // stream is not adopted before these bytes are read, see BackToPlain.
   void BecomeUnread() RC_REQUIRES(rx_latch);
-  void PutDeadSocket();
+  void PutDeadSocket(const char* why);
+  void ResetAtLastClose();
+  // Returns whether the child of this fork gets a hidden copy.
+  bool HideByFork(Holding* all, bool hides);
+  void BecomeHidden() RC_REQUIRES(tx_latch, rx_latch);
+  bool TakeOverLatched(const Holding& all) RC_REQUIRES(tx_latch, rx_latch);
+  // The engine is about to take the stream; the kernel has it.
+  void KeepFromHolders() RC_REQUIRES(tx_latch, rx_latch);
+  void GiveToHolders() RC_REQUIRES(tx_latch, rx_latch);
   void EndUnreadLatched() RC_REQUIRES(rx_latch);
   // Returns whether no other process holds the connection, or will.  The child
   // of a fork under way might.

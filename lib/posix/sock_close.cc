@@ -89,6 +89,8 @@ bool MayAwaitEnds(std::uint64_t deadline_ns) {
 
 }  // namespace
 
+void Sock::ResetAtLastClose() { ResetOnClose(fd()); }
+
 void ClosedForkLock() { closed_latch.LockForFork(); }
 
 void ClosedForkUnlock(bool child) {
@@ -198,6 +200,7 @@ int Sock::CloseLast(int number, const Successor& next) {
   Critical critical;
   const base::NoCancel no_cancel;
   if (int left; LeaveToCalls(number, next, &left)) return left;
+  if (!LeaveToHidden()) LoseForHolders();
   closed_.store(true, std::memory_order_seq_cst);
   lane_state_.Step(LaneState::Event::kHalt);
   Conductor* conductor = Conductor::IfRunning();
@@ -411,6 +414,7 @@ void Sock::LoseFd(int number) {
 
 void Sock::Vanished() {
   Critical critical;
+  if (mode() == Mode::kEngine) LoseForHolders();
   closed_.store(true, std::memory_order_seq_cst);
   InterestsDrop(this, -1);
   lane_state_.Step(LaneState::Event::kHalt);

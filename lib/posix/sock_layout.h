@@ -217,6 +217,13 @@ class alignas(64) SockLayout : public File,
   // The number of a Holding; -1: no other process has ever held the connection.
   std::atomic<int> holders_{-1};
   std::atomic<std::uint32_t> fork_{0};  // the last fork counted there
+  // This process has the stream from a fork, and has not used it.  kAsks: the
+  // process is counted as a holder, and the owner's engine may have the stream.
+  // kLeaves: exec is about to close the connection here.
+  enum class Unused : std::uint8_t { kNo, kYes, kAsks, kLeaves };
+  std::atomic<Unused> hidden_{Unused::kNo};
+  int ask_fd_ = -1;     // what wakes the owner
+  bool hides_ = false;  // the child of the fork under way gets a hidden copy
   // How much of what this process has moved is told there.
   std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;

@@ -217,6 +217,7 @@ bool Sock::BackToPlain() {
   if (!back) return false;
   InterestsToKernel(this);
   Latched latched(this);
+  GiveToHolders();
   WakeRx();
   WakeTx();
   return true;

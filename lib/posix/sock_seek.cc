@@ -325,6 +325,8 @@ bool Sock::TryAdopt() {
     // at after, with the fence of all threads between (inside.h).  So one of
     // the two sees the other (I-MARK-1).
     SetMode(Mode::kEngine);
+    // A child that uses its copy counts itself, and then asks (I-CLAIM-1).
+    KeepFromHolders();
     const bool alone = NobodyInside() && SoleHolder() && raw_code::MayAdopt();
     if (alone) HearMovedLatched();
     if (!alone || (Travels() && !TakeOffsetsLatched())) {
@@ -364,6 +366,7 @@ bool Sock::TryAdopt() {
         }
       }
     }
+    if (!adopted) GiveToHolders();
   }
   rx_latch.unlock();
   tx_latch.unlock();

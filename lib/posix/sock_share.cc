@@ -11,10 +11,12 @@
 #include <utility>
 
 #include "lib/base/guard.h"
+#include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/fork.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/notes.h"
@@ -55,6 +57,7 @@ void Sock::BecomeUnread() {
 void Sock::EndUnreadLatched() {
   if (mode() != Mode::kUnread) return;
   unread_.Close();
+  if (Holding* all = FindHolding(holders_)) all->unread.store(0);
   unread_streams.fetch_sub(1, std::memory_order_relaxed);
   if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
       !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
@@ -229,7 +232,7 @@ bool Sock::Hold() {
   return true;
 }
 
-void Sock::ShareByFork(std::uint32_t fork) {
+void Sock::ShareByFork(std::uint32_t fork, bool hides) {
   Holding* const all = Hold() ? FindHolding(holders_) : nullptr;
   if (all == nullptr) {
     // There is no memory.  Or another thread closes the stream at this moment,
@@ -237,15 +240,16 @@ void Sock::ShareByFork(std::uint32_t fork) {
     lane_state_.Step(LaneState::Event::kPin);
     return;
   }
-  all->count.fetch_add(1);
   fork_.store(fork, std::memory_order_relaxed);
+  if (!HideByFork(all, hides)) all->count.fetch_add(1);
 }
 
 void Sock::UnshareByFork(std::uint32_t fork) {
   // Another thread's fork may have counted itself meanwhile.  Then one too many
   // stays, which only keeps the stream on TCP.
   Holding* const all = FindHolding(holders_);
-  if (all != nullptr && fork_ == fork) all->Leave();
+  if (all == nullptr || fork_ != fork) return;
+  hides_ ? all->Unhide() : all->Leave();
 }
 
 void Sock::TellMovedLatched() {
@@ -287,7 +291,9 @@ bool Sock::SoleHolder() const {
 bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
-  return (all == nullptr || all->Alone()) && (!Travels() || AloneByNotes(true));
+  return (all == nullptr ||
+          all->AloneIs(static_cast<std::uint32_t>(OwnPid()))) &&
+         (!Travels() || AloneByNotes(true));
 }
 
 // A fork under way, which may wait long for other streams' peers, does not
@@ -329,7 +335,13 @@ void Sock::LeaveHolders() {
   if (lane_state_.Never()) Spoil();
   TellGivenAway(all);
   TellMovedLatched();
-  all->Leave();
+  {
+    Critical critical;
+    const base::LatchGuard hold(hidden_latch);
+    const Unused hidden = hidden_.exchange(Unused::kNo);
+    if (hidden == Unused::kYes) all->Unhide();
+    if (hidden == Unused::kNo || hidden == Unused::kAsks) all->Leave();
+  }
   RCSOCK_LOG(2, "connection %d: now of %x", holders_.load(), all->count.load());
   holders_ = -1;
   told_tx_ = told_rx_ = 0;
@@ -378,7 +390,8 @@ void Sock::ForkChild() {
     zero_copy->ForkChild();
     CompletionsChanged();
   }
-  lane_state_.OnForkChild(mode() == Mode::kEngine);
+  const bool hides = std::exchange(hides_, false);
+  lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
   watched_ = false;
   timer_ = 0;
   settle_posted_ = false;
@@ -386,12 +399,17 @@ void Sock::ForkChild() {
   source_.store(nullptr);
   source_wanted_ = false;
   remote_ = Remote();
-  if (mode() == Mode::kEngine) {
+  if (hidden_.load() != Unused::kNo) {
+    // A copy of a copy.  Without room for it, this process is counted.
+    hidden_.store(hides ? Unused::kYes : Unused::kAsks);
+  } else if (hides) {
+    BecomeHidden();
+  } else if (mode() == Mode::kEngine) {
     // The stream could not be taken to TCP before the fork, so all of it is the
     // parent's.  The peer would take a byte from here for one of the parent's
     // frames.  The parent need not share the stream: it may have a lane again,
     // and the parent's end is the connection's.
-    PutDeadSocket();
+    PutDeadSocket("its peer did not answer before fork");
     if (Holding* all = FindHolding(holders_); all != nullptr) {
       all->Leave();
       holders_ = -1;
@@ -421,13 +439,12 @@ void Sock::ForkChild() {
 }
 
 // Puts a dead socket in place of a connection that must not be touched here.
-void Sock::PutDeadSocket() {
+void Sock::PutDeadSocket(const char* why) {
   long dead = ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int number = 0; number <= top; ++number) {
-    if (Named(number) != this) continue;
-    base::Log("fd %d: its peer did not answer before fork; closed here",
-              number);
+    if (NamedEvenHidden(number) != this) continue;
+    base::Log("fd %d: %s; closed here", number, why);
     const long flags = ::syscall(SYS_fcntl, number, F_GETFD);
     if (dead < 0) {
       // No descriptor is left, so the number itself is closed and taken.  Where

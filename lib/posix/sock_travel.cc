@@ -202,6 +202,10 @@ static Sock* Twin(int number, const Notes& notes) {
   const std::uint64_t inode = SocketInode(number);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
+    // No hidden stream travels.
+    if (const File* file = Entry(fd); file == nullptr || file->Hidden()) {
+      continue;
+    }
     Sock* sock = LookupSock(fd);
     if (sock != nullptr && fd != number && sock->Travels() &&
         sock->inode() == inode && SocketInode(fd) == inode) {

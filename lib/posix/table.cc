@@ -14,6 +14,7 @@
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/hidden.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stdio.h"
@@ -164,7 +165,8 @@ File* Another(File* file) {
 int OtherFd(const File* file, int except) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (fd != except && Named(fd) == file && (WholeEntry(fd) & kLeft) == 0) {
+    if (fd != except && NamedEvenHidden(fd) == file &&
+        (WholeEntry(fd) & kLeft) == 0) {
       return fd;
     }
   }
@@ -176,6 +178,7 @@ int OtherFd(const File* file, int except) {
 void Lend(int fd) {
   if (Entry(fd) == &lent && Returned(fd)) Recall(fd);
   if (Entry(fd) == nullptr) return;
+  if (Entry(fd)->Hidden()) Reveal(fd);
   auto entry = fd_table[fd].load(std::memory_order_acquire);
   do {
     const File* const file = FileIn(entry);
@@ -253,9 +256,8 @@ Sock* OwnersSock(int fd) {
   if (file == &lent) {
     file = FileIn(LentAt(fd).entry.load(std::memory_order_relaxed));
   }
-  return file != nullptr && file->kind == FileKind::kSock
-             ? static_cast<Sock*>(file)
-             : nullptr;
+  return file != nullptr && file->IsSock() ? static_cast<Sock*>(file)
+                                           : nullptr;
 }
 
 void Bind(int fd, File* file) {
@@ -301,6 +303,9 @@ void NoteOnLane(int fd, Sock* sock, bool on) {
 
 File* Settled(int fd) {
   if (Entry(fd) == &lent) return LentFile(fd);
+  if (File* const file = Entry(fd); file != nullptr && file->Hidden()) {
+    return Reveal(fd);
+  }
   Critical critical;
   between_latch.lock();
   File* file = Entry(fd);
@@ -323,12 +328,12 @@ EpollSet* SettledSet(int fd) {
 }
 
 void Evict(int fd) {
-  File* file = Lookup(fd);
+  File* file = LookupToClose(fd);
   if (file == nullptr) return;
   // In a child of vfork the number is the child's, and the entry the parent's.
   if (InBorrowedMemory()) return Lend(fd);
   const bool claimed = IsClaimed(fd);
-  if (file->kind == FileKind::kSock) {
+  if (file->IsSock()) {
     auto* const sock = static_cast<Sock*>(file);
     sock->Ref();  // see fd_table
     Put(fd, nullptr);
@@ -414,9 +419,19 @@ int CloseSet(EpollSet* set, bool last, int fd, const Successor& next) {
 int CloseClaimed(int fd, File* file, const Successor& next) {
   int only = 1;
   const bool last = file->fds.compare_exchange_strong(only, 0);
-  return file->kind == FileKind::kSock
+  return file->IsSock()
              ? CloseSock(static_cast<Sock*>(file), last, fd, next)
              : CloseSet(static_cast<EpollSet*>(file), last, fd, next);
+}
+
+// Children that have copies of the stream get it on TCP.  The wait is here,
+// where no signal is put off.
+void BeforeLastClose(File* file) {
+  if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
+  auto* const sock = static_cast<Sock*>(file);
+  if (!sock->SharesLane() || !sock->TryRef()) return;
+  sock->LeaveToHidden();
+  sock->Unref();
 }
 
 }  // namespace
@@ -430,8 +445,9 @@ int CloseFd(int fd) {
   }
   Recall(fd);
   for (base::Backoff backoff;; backoff.Wait()) {
-    File* const file = Lookup(fd);
+    File* const file = LookupToClose(fd);
     if (file == nullptr) return KernelClose(fd, kNothing);
+    BeforeLastClose(file);
     Critical critical;  // no handler jumps out of a claim
     const Claimed claimed = Claim(fd, file);
     if (claimed == Claimed::kNo) return KernelClose(fd, kNothing);
@@ -466,6 +482,7 @@ int ReplaceFd(int fd, int from, int flags) {
       Raise(fd);
       return CloseNumber(fd, next, false);
     }
+    BeforeLastClose(file);
     const Claimed claimed = Claim(fd, file);
     if (claimed == Claimed::kYes) return CloseClaimed(fd, file, next);
     if (claimed == Claimed::kNo) {
@@ -510,7 +527,7 @@ void TableForkUnlock(bool child) {
   for (int fd = 0; fd <= top; ++fd) {
     const std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
     if ((entry & (kClaimed | kHeld)) == 0) continue;
-    File* const file = Named(fd);
+    File* const file = NamedEvenHidden(fd);
     // A thread that was duplicating this number has lost the race.  Its new
     // number refers to nothing.
     const bool claimed = (entry & kClaimed) != 0;
@@ -523,10 +540,12 @@ void TableForkUnlock(bool child) {
     // If the file has other numbers, these remain.  Code that looks for the
     // stream, such as Sock::ForkChild, finds it by one of them.
     int others = 0;
-    for (int i = 0; i <= top; ++i) others += Named(i) == file ? 1 : 0;
+    for (int i = 0; i <= top; ++i) {
+      others += NamedEvenHidden(i) == file ? 1 : 0;
+    }
     file->fds.store(others, std::memory_order_relaxed);
     if (others == 0 || !claimed) continue;
-    if (file->kind == FileKind::kSock) {
+    if (file->IsSock()) {
       auto* const sock = static_cast<Sock*>(file);
       if (sock->fd() == fd) sock->set_fd(OtherFd(file, fd));
     } else if (auto* const set = static_cast<EpollSet*>(file);

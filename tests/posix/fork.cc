@@ -230,6 +230,7 @@ Case fork_keeps_nothing(
       const pid_t child = ::fork();
       CHECK_THAT(child >= 0);
       if (child == 0) {
+        ::close(fd);
         for (const char* name :
              {"rcsock-rings", "rcsock-link", "rcsock-bells"}) {
           Log("%s: %d mappings, %d descriptors", name,

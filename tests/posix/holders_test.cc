@@ -70,5 +70,43 @@ TEST(HoldersTest, AFullTableRefusesAndWhatIsLetGoIsFoundAgain) {
   EXPECT_EQ(MakeHolding(), -1);
 }
 
+TEST(HoldersTest, HiddenCopiesAreTheirOwnersBusiness) {
+  // The table may be full: the test before this one fills it.
+  Holding one{};
+  one.count = 1;
+  one.owner = 7;
+  ASSERT_TRUE(one.Hide());
+  EXPECT_TRUE(one.AloneIs(7));
+  EXPECT_FALSE(one.AloneIs(8));
+  EXPECT_FALSE(one.Alone());
+  EXPECT_FALSE(one.OfOne());
+  EXPECT_TRUE(one.OfSeveral());
+  one.Use();
+  EXPECT_FALSE(one.AloneIs(7));
+  EXPECT_TRUE(one.OfSeveral());
+  one.Leave();
+  EXPECT_TRUE(one.Alone());
+  // A copy outlives its owner, and then is the only one.
+  ASSERT_TRUE(one.Hide());
+  one.Leave();
+  EXPECT_NE(one.count.load(), 0u);
+  one.Use();
+  EXPECT_TRUE(one.Alone());
+  one.count.fetch_or(Holding::kSpoilt);
+  ASSERT_TRUE(one.Hide());
+  one.Leave();
+  one.Unhide();
+  EXPECT_EQ(one.count.load(), 0u);
+  EXPECT_FALSE(one.Hide());
+  // There is room for some thousand copies.
+  one.count = 1;
+  for (std::uint32_t i = 0; i < Holding::kMostHidden; ++i) {
+    ASSERT_TRUE(one.Hide());
+  }
+  EXPECT_FALSE(one.Hide());
+  EXPECT_TRUE(one.AloneIs(7));
+  EXPECT_EQ(one.count.load() & Holding::kMarks, 0u);
+}
+
 }  // namespace
 }  // namespace rcsock::posix

@@ -57,6 +57,7 @@ PROGRAMS = [
     "stdio_streams",
     "switch_backlog",
     "threads",
+    "untouched",
     "uring_calls",
     "uring_streams",
     "vfork_numbers",
