@@ -286,6 +286,9 @@ class EpollSet final : public File {
       EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
   static constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
   static constexpr std::uint32_t kDirectLooks = 32;
+  // In a large set only hot streams are direct.  All others have bits, so every
+  // wait looks at these (I-FAIR-1).
+  static constexpr std::uint32_t kHotLooks = 1;
   // The weight of a look that finds no hot stream, or that comes with a look at
   // the kernel.
   static constexpr std::uint32_t kColdLooks = 8;

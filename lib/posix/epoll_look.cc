@@ -397,7 +397,7 @@ bool EpollSet::KernelDueNext() const {
     } else {
       undrained_ += cold || direct_count_ == 0 ? kDirectLooks : kColdLooks;
     }
-    if (undrained_ >= kDirectLooks ||
+    if (undrained_ >= kHotLooks ||
         ready_count_.load(std::memory_order_relaxed) > 0) {
       undrained_ = 0;
       filled += DrainAndCollect(out + filled, capacity - filled);

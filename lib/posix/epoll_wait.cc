@@ -356,7 +356,8 @@ bool EpollSet::WaitCall::SleepAsStranger() {
   if (crowded) set_->hot_hits_ += static_cast<std::uint32_t>(found->events);
   set_->undrained_ += due_ || (crowded && found->events == 0) ? kColdLooks : 1;
   due_ = false;
-  if (set_->direct_count_ != 0 && set_->undrained_ < kDirectLooks &&
+  const std::uint32_t most = crowded ? kHotLooks : kDirectLooks;
+  if (set_->direct_count_ != 0 && set_->undrained_ < most &&
       (limits_.Waits() || found->events > 0) &&
       set_->ready_count_.load(std::memory_order_relaxed) <= 0) {
     return;

@@ -266,6 +266,100 @@ void AskBesideFloods(int) {
   for (const int fd : fds) ::close(fd);
 }
 
+// A few connections always have something.  A request on any other is told
+// within so many waits.
+constexpr int kAlways = 4;
+constexpr int kRequests = 50;
+constexpr int kTurns = 12;
+constexpr int kWaits = 4;
+
+class Waits {
+ public:
+  Waits() { AcceptAll(set_, all_); }
+
+  // Takes what is told, and answers it, until so many bytes have come.
+  void Answer(int bytes) {
+    while (bytes > 0) {
+      epoll_event events[8];
+      const int n = ::epoll_wait(set_, events, 8, -1);
+      CHECK_THAT(n > 0);
+      for (int i = 0; i < n; ++i) {
+        char text[kBytes];
+        const ssize_t got = ::recv(events[i].data.fd, text, kBytes, 0);
+        CHECK_THAT(got > 0);
+        SendAll(events[i].data.fd, text, static_cast<std::size_t>(got));
+        bytes -= static_cast<int>(got);
+      }
+    }
+  }
+  // One wait, which takes a byte of each that is told.  Returns whether one was
+  // told that does not always have something.
+  bool Wait(int room) {
+    epoll_event events[8];
+    const int n = ::epoll_wait(set_, events, room, -1);
+    CHECK_THAT(n > 0);
+    bool other = false;
+    for (int i = 0; i < n; ++i) {
+      char byte;
+      const int fd = events[i].data.fd;
+      CHECK_THAT(::recv(fd, &byte, 1, 0) == 1);
+      other |= std::find(all_, all_ + kAlways, fd) == all_ + kAlways;
+    }
+    return other;
+  }
+
+ private:
+  const int set_ = ::epoll_create1(EPOLL_CLOEXEC);
+  int all_[kConnections];
+};
+
+void ServeInTurn(int) {
+  Waits waits;
+  waits.Answer(kTurns * kConnections * kBytes);
+  Hear();  // kAlways connections have something
+  for (const int room : {8, 2}) {
+    for (int i = 0; i < 400; ++i) waits.Wait(room);
+    int most = 0;
+    for (int i = 0; i < kRequests; ++i) {
+      Tell(0);
+      Hear();  // the request has been sent
+      int count = 1;
+      while (!waits.Wait(room)) ++count;
+      most = std::max(most, count);
+    }
+    if (most > kWaits) Log("told after %d waits", most);
+  }
+  Log("all told");
+  Tell(0);
+}
+
+void AskInTurn(int) {
+  const int port = HearPort();
+  std::vector<int> fds;
+  for (int i = 0; i < kConnections; ++i) {
+    fds.push_back(Connect(port));
+    SetNoDelay(fds.back());
+  }
+  for (int i = 0; i < kTurns * kConnections; ++i) {
+    char text[kBytes];
+    const int fd = fds[static_cast<std::size_t>(i % kConnections)];
+    SendAll(fd, "abcd", kBytes);
+    RecvAll(fd, text, kBytes);
+  }
+  const std::vector<char> much(60'000);
+  for (std::size_t i = 0; i < kAlways; ++i) {
+    SendAll(fds[i], much.data(), much.size());
+  }
+  Tell(0);
+  for (std::size_t i = 0; i < 2 * kRequests; ++i) {
+    Hear();
+    SendAll(fds[kAlways + i % (kConnections - kAlways)], "a", 1);
+    Tell(0);
+  }
+  Hear();
+  Log("all sent");
+}
+
 constexpr Options kAlone{.warm = false, .connect = false, .seconds = 60};
 
 Case level(
@@ -273,6 +367,7 @@ Case level(
 Case changed(
     "changed", [](int) { Serve(1, true); }, Ask, kAlone);
 Case floods("beside_floods", ServeOneByOne, AskBesideFloods, kAlone);
+Case in_turn("in_turn", ServeInTurn, AskInTurn, kAlone);
 Case two_sets("two_sets", ServeTwoSets, Ask, kAlone);
 Case two_threads(
     "two_threads", [](int) { Serve(2, false); }, Ask, kAlone);
