@@ -216,6 +216,23 @@ void ReadNames(char* program, char* comm, std::size_t size) {
   return count < 2 && ::sysconf(_SC_NPROCESSORS_ONLN) == 1;
 }
 
+// With one CPU the awaited thread cannot run during the spin.
+[[gnu::cold]] void TakeProfile(Profile profile) {
+  config.spin_us =
+      profile == Profile::kEfficient || OneCpu() ? 0 : Config::kSpinUs;
+  config.spin_earned = profile == Profile::kBalanced;
+}
+
+[[gnu::cold]] void ReadProfile(const char* text) {
+  Profile profile;
+  if (ParseProfile(text, &profile)) {
+    TakeProfile(profile);
+  } else {
+    Log("RCSOCK_PROFILE=%s is none of latency, balanced, efficient: ignored",
+        text);
+  }
+}
+
 void ReadRules(const char* text) {
   char program[256];
   char comm[256];
@@ -226,7 +243,11 @@ void ReadRules(const char* text) {
     return;
   }
   const Rules& rules = config.rules;
-  if (rules.sets_spin) config.spin_us = rules.spin_us;
+  if (rules.sets_profile) TakeProfile(rules.profile);
+  if (rules.sets_spin) {
+    config.spin_us = rules.spin_us;
+    config.spin_earned = false;
+  }
   if (rules.sets_qps) config.max_qps = rules.max_qps;
   if (rules.sets_pinned) config.max_pinned = rules.max_pinned;
   if (rules.sets_shared) config.max_shared = rules.max_shared;
@@ -236,8 +257,13 @@ void ReadRules(const char* text) {
 // Reads when streams get a lane, and how much lanes may take. What the
 // environment does not say is as before, so the rules come first.
 [[gnu::cold]] void ReadLimits() {
-  config.spin_us = static_cast<std::uint32_t>(
-      Number("RCSOCK_SPIN_US", config.spin_us, kMostNumber));
+  if (Given("RCSOCK_PROFILE")) ReadProfile(Env("RCSOCK_PROFILE"));
+  constexpr std::uint64_t kNone = kMostNumber + 1;
+  const std::uint64_t spin_us = Number("RCSOCK_SPIN_US", kNone, kMostNumber);
+  if (spin_us != kNone) {
+    config.spin_us = static_cast<std::uint32_t>(spin_us);
+    config.spin_earned = false;
+  }
   config.promote_ops = static_cast<std::uint32_t>(
       Number("RCSOCK_PROMOTE_OPS", config.promote_ops, kMostNumber));
   config.promote_bytes = Bytes("RCSOCK_PROMOTE_BYTES", config.promote_bytes);
@@ -275,8 +301,7 @@ const Config& GetConfig() { return config; }
   ReadPort();
   if (Given("RCSOCK_KEY_FILE")) ReadKey(Env("RCSOCK_KEY_FILE"));
   if (Given("RCSOCK_PEERS")) ReadPeers(Env("RCSOCK_PEERS"));
-  // With one CPU the awaited thread cannot run during the spin.
-  if (OneCpu()) config.spin_us = 0;
+  TakeProfile(Profile::kBalanced);
   if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
   ReadFabric();
   ReadLimits();

@@ -20,7 +20,8 @@ constexpr const char* kVariables[] = {
     "RCSOCK_IO_URING",    "RCSOCK_KEY_FILE",       "RCSOCK_LANES",
     "RCSOCK_LOG",         "RCSOCK_LOG_FILE",       "RCSOCK_MAX_PINNED",
     "RCSOCK_MAX_QPS",     "RCSOCK_MAX_RING",       "RCSOCK_MAX_SHARED",
-    "RCSOCK_PEERS",       "RCSOCK_PROMOTE_OPS",    "RCSOCK_PROMOTE_BYTES",
+    "RCSOCK_PEERS",       "RCSOCK_PROFILE",        "RCSOCK_PROMOTE_OPS",
+    "RCSOCK_PROMOTE_BYTES",
     "RCSOCK_RDMA_PORT",   "RCSOCK_RECV_IN_PLACE",  "RCSOCK_RULES",
     "RCSOCK_SPIN_US",     "RCSOCK_STATS",          "RCSOCK_TRAFFIC_CLASS",
 };
@@ -69,8 +70,12 @@ struct Config {
   int peer_count = 0;
   // RCSOCK_STATS=FILE, where %p is the pid; empty: no file.
   char stats[kLongestPath + 1] = {};
-  std::uint32_t spin_us =
-      100;  // RCSOCK_SPIN_US: the longest spin before a sleep
+  // RCSOCK_SPIN_US: the longest spin before a sleep.
+  static constexpr std::uint32_t kSpinUs = 100;
+  std::uint32_t spin_us = kSpinUs;
+  // A thread spins as long as its SpinAccount allows: RCSOCK_PROFILE=balanced,
+  // without RCSOCK_SPIN_US.
+  bool spin_earned = true;
   std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes
   std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
   // Set for the RDMA lanes of all streams, whatever the rules say:

@@ -3,6 +3,8 @@
 #include <fnmatch.h>
 
 #include <cstring>
+#include <initializer_list>
+#include <utility>
 
 #include "lib/base/config.h"
 
@@ -40,6 +42,18 @@ bool Number(Piece piece, std::uint64_t most, std::uint64_t* value) {
   }
   *value = sum;
   return true;
+}
+
+bool ReadProfile(Piece piece, Profile* profile) {
+  for (const auto& [name, is] : {std::pair{"latency", Profile::kLatency},
+                                 {"balanced", Profile::kBalanced},
+                                 {"efficient", Profile::kEfficient}}) {
+    if (piece.Is(name)) {
+      *profile = is;
+      return true;
+    }
+  }
+  return false;
 }
 
 int Digit(char c) {
@@ -175,7 +189,8 @@ class RuleReader {
       Piece value = text.Cut(',');
       const Piece key = value.Cut('=');
       if (!TakeProgram(key, value) && !TakeStreams(key, value) &&
-          !TakeLane(key, value) && !TakeProcess(key, value)) {
+          !TakeLane(key, value) && !TakeProfile(key, value) &&
+          !TakeProcess(key, value)) {
         return false;
       }
     }
@@ -245,6 +260,11 @@ class RuleReader {
     return true;
   }
 
+  bool TakeProfile(Piece key, Piece value) {
+    if (!key.Is("profile")) return false;
+    process_.sets_profile = true;
+    return ReadProfile(value, &process_.profile);
+  }
   bool TakeProcess(Piece key, Piece value) {
     constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
     constexpr std::uint64_t kMostBytes = ~std::uint64_t{0} / 2;
@@ -267,7 +287,7 @@ class RuleReader {
   }
 
   bool OfProcess() const {
-    return process_.sets_spin || process_.sets_qps || process_.sets_pinned ||
+    return process_.sets_profile || process_.sets_spin || process_.sets_qps || process_.sets_pinned ||
            process_.sets_shared || process_.sets_ring;
   }
   bool OfLane() const {
@@ -278,6 +298,7 @@ class RuleReader {
 
   void AddProcess(Rules* rules) const {
     const Rules& is = process_;
+    Keep(is.sets_profile, is.profile, &rules->sets_profile, &rules->profile);
     Keep(is.sets_spin, is.spin_us, &rules->sets_spin, &rules->spin_us);
     Keep(is.sets_qps, is.max_qps, &rules->sets_qps, &rules->max_qps);
     Keep(is.sets_pinned, is.max_pinned, &rules->sets_pinned,
@@ -322,6 +343,10 @@ bool Fits(const Rule& rule, const std::uint8_t* peer, std::uint16_t port,
 
 bool IsDevice(const char* entry) {
   return IsDevice(Piece{entry, entry + std::strlen(entry)});
+}
+
+bool ParseProfile(const char* word, Profile* profile) {
+  return ReadProfile({word, word + std::strlen(word)}, profile);
 }
 
 std::uint16_t AddDevices(const char* begin, const char* end, Rules* rules) {

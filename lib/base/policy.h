@@ -19,6 +19,7 @@
 //   devices=DEVICE+DEVICE
 //                     the RDMA devices of lanes: NAME, NAME:PORT, or with `-`
 //                     before it one that is left alone; NAME is a glob
+//   profile=latency|balanced|efficient
 //   spin=N qps=N pinned=BYTES ring=BYTES
 //                     of the process: never beside dir, addr, port
 //
@@ -26,6 +27,15 @@
 namespace rcsock::base {
 
 struct Config;
+
+// How much CPU time a process gives for short waits.
+enum class Profile : std::uint8_t {
+  kBalanced,   // what its messages save: SpinAccount
+  kLatency,    // RCSOCK_SPIN_US in each wait
+  kEfficient,  // none
+};
+// Returns false if `word` is none.
+bool ParseProfile(const char* word, Profile* profile);
 
 // The terms of one stream.
 struct Terms {
@@ -84,11 +94,13 @@ struct Rules {
   char devices[kDeviceBytes] = {};
   std::uint16_t devices_end = 1;
   // Settings of the process that a rule has made.
+  bool sets_profile = false;
   bool sets_spin = false;
   bool sets_qps = false;
   bool sets_pinned = false;
   bool sets_shared = false;
   bool sets_ring = false;
+  Profile profile = Profile::kBalanced;
   std::uint32_t spin_us = 0;
   std::uint32_t max_qps = 0;
   std::uint64_t max_pinned = 0;

@@ -55,8 +55,17 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
     last = *now;
     if (*now - start >= ticks || !HasUser() || tls_spin.Held(*now)) break;
   }
-  if (filled > 0) idle_since_.store(0, std::memory_order_relaxed);
+  if (filled > 0) EndIdle(true);
   return filled;
+}
+
+// The loop's looks since idle_since_ are one spin.
+void EpollSet::EndIdle(bool found) {
+  const std::uint64_t since = idle_since_.load(std::memory_order_relaxed);
+  if (since == 0) return;
+  idle_since_.store(0, std::memory_order_relaxed);
+  if (!found && tls_spin.us == 0) return;  // it may not spin
+  tls_spin.Spun(base::Ticks() - since, found, base::GetConfig().spin_us);
 }
 
 int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
@@ -79,7 +88,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     idle_since_.store(now, std::memory_order_relaxed);
   }
   const std::uint64_t idle = now - idle_since_.load(std::memory_order_relaxed);
-  if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
+  BeginThread();
   bool over = idle >= tls_spin.us * base::ticks_per_us;
   if (!over && (shared || idle > kPureUs * base::ticks_per_us)) {
     ::sched_yield();
@@ -98,7 +107,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     }
   }
   if (!over) return 0;
-  idle_since_.store(0, std::memory_order_relaxed);
+  EndIdle(false);
   errno = EAGAIN;
   return -1;
 }
@@ -143,7 +152,7 @@ void EpollSet::DisarmOutside() {
   if (armed_poller_) poller_->Disarm();
   for (int i = 0; i < armed_sources_; ++i) armed_source_[i]->Disarm(true);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-  if (HasUser()) Spinner::Slept(armed_since_);
+  if (HasUser()) Spinner::Slept(armed_since_, true);
 }
 
 }  // namespace rcsock::posix

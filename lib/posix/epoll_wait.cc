@@ -287,7 +287,10 @@ bool EpollSet::WaitCall::SleepAsStranger() {
     leave_->Looked();
   }
   if (found.asks && !AskKernel(&found)) return true;
-  if (found.events > 0) return End(found.events);
+  if (found.events > 0) {
+    if (!found.asks) spin_.Found();
+    return End(found.events);
+  }
   if (NowhereToTell(out_)) [[unlikely]] {
     Registry::KickSleepers(set_);
     return Fail(EFAULT);
@@ -300,6 +303,7 @@ bool EpollSet::WaitCall::SleepAsStranger() {
 [[gnu::always_inline]] inline bool EpollSet::WaitCall::LookAtLanes(
     Found* found) {
   Critical critical;
+  tls_spin.Count(set_, set_->waits_.load(std::memory_order_relaxed));
   const bool crowded = set_->crowded_.load(std::memory_order_relaxed);
   if (__builtin_expect(crowded, 0) &&
       !set_->heats_.load(std::memory_order_relaxed)) {
@@ -449,7 +453,10 @@ class EpollSet::WaitCall::Armed {
   // The thread is awake.  Returns how many of the kernel's `n` events came
   // before what the lanes have.
   int Woken(int n) {
-    if (slept_from_ != 0) Spinner::Slept(slept_from_);
+    // The bell tells of the lanes.
+    if (slept_from_ != 0) {
+      Spinner::Slept(slept_from_, call_->leave_->unlooked);
+    }
     sleep_.rang = call_->leave_->unlooked;
     if (n <= 0 || ahead_ != kNoBell) return ahead_;
     // No sender has rung.  So no lane had anything before the kernel's events,
@@ -493,7 +500,7 @@ bool EpollSet::WaitCall::Sleep() {
     return End(set_->WithLanes(out_, n, capacity_, ahead, moves_, leave_));
   }
   if (n != kOnlyBell && (n != 0 || limits_.Left() == 0)) return End(n);
-  spin_ = Spinner();
+  spin_.Restart();
   return false;
 }
 

@@ -79,7 +79,7 @@ class Polling {
   // in vain many times.
   ~Polling() {
     if (slept_since_ == 0) return;
-    Spinner::Slept(slept_since_);
+    Spinner::Slept(slept_since_, woken_);
     if (InHandler()) [[unlikely]]
       RingAgain();
   }
@@ -90,7 +90,10 @@ class Polling {
   int Run() {
     kernel_look_ = tls_look.told ? 0 : tls_look.at;
     if (!Split()) return Faulted();
-    spin_ = NewSpin();
+    NewSpin();
+    if (mine_ == 1 && members_[0].file->kind == FileKind::kSock) {
+      static_cast<Sock*>(members_[0].file)->CountForPoll();
+    }
     WaitLoop(this, &limits_);
     return result_;
   }
@@ -123,7 +126,7 @@ class Polling {
     // the nap is over.  That is no reason to spin.  A source tells of many
     // things.
     in_vain_ = source_count_ == 0;
-    if (!in_vain_) spin_ = NewSpin();
+    if (!in_vain_) NewSpin();
     return !Split() && End(Faulted());
   }
   bool Fail(int error) {
@@ -138,8 +141,12 @@ class Polling {
     return true;
   }
 
-  Spinner NewSpin() const {
-    return mine_ > kFew ? Spinner::ForLongLooks() : Spinner();
+  void NewSpin() {
+    if (mine_ > kFew) {
+      spin_.RestartForLongLooks();
+    } else {
+      spin_.Restart();
+    }
   }
 
   static int Faulted() {
@@ -236,6 +243,7 @@ class Polling {
   // Looks at the kernel's descriptors, if that is due.  `found`: how many
   // streams are ready.  Returns whether the call is over.
   bool LookKernelToo(int found) {
+    if (found > 0) spin_.Found();
     const bool waits = limits_.Waits();
     // A mere look, without waiting, is complete.
     looked_ = found > 0 ? !waits || OweLook() : KernelDue();
@@ -281,6 +289,7 @@ class Polling {
       }
       const int woken = WaitBells(timeout_ns < 0 ? nullptr : &limit, mask);
       rang_ = woken > 0;
+      woken_ |= rang_;
       return woken < 0 ? -1 : 0;
     }
     nfds_t n = count_;
@@ -292,6 +301,7 @@ class Polling {
     }
     int r = real::ppoll(kernel_, n, timeout_ns < 0 ? nullptr : &limit, mask);
     rang_ = with_bells && r > 0 && bells->revents != 0;
+    woken_ |= rang_;
     if (with_bells) bells->fd = -1;
     if (rang_) {
       --r;
@@ -564,6 +574,7 @@ class Polling {
   std::uint64_t kernel_look_ = 0;
   std::uint64_t slept_since_ = 0;  // start of the first sleep; 0: none
   bool rang_ = false;    // the last look at the kernel saw a bell or a source
+  bool woken_ = false;   // a bell or a source has ended a sleep
   bool napped_ = false;  // the last nap reached its end
   const bool select_;
   bool aside_ = false;  // some descriptors are put aside

@@ -11,6 +11,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
+#include "lib/base/spin_budget.h"
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
@@ -48,6 +49,8 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->evicted_idle = Get(total.evicted_idle);
   head->lost_bytes = Get(total.lost_bytes);
   head->in_place_bytes = lane::rdma::InPlaceBytes();
+  head->spun_ns = base::spun_ns.load(std::memory_order_relaxed);
+  head->spun_well_ns = base::spun_well_ns.load(std::memory_order_relaxed);
   head->pinned_bytes = lane::rdma::Memory::Total();
   head->pinned_peak = lane::rdma::Memory::Peak();
   const base::Config& config = base::GetConfig();

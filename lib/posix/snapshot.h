@@ -57,6 +57,10 @@ struct SnapshotHead {
   std::uint64_t lost_bytes;
   // Bytes that a device has put into the memory of the call that received them.
   std::uint64_t in_place_bytes;
+  // What threads have spun behind the looks of the first microsecond, and how
+  // much of that found something.
+  std::uint64_t spun_ns;
+  std::uint64_t spun_well_ns;
 };
 
 struct SnapshotStream {

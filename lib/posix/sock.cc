@@ -34,8 +34,6 @@ using stream::Stream;
 std::atomic<std::uintptr_t> fd_table[kMaxFds];
 RCSOCK_START_DATA std::atomic<int> fd_high{-1};
 
-thread_local constinit SpinBudget tls_spin;
-
 // --- Pool
 
 // The pool of Socks.  Any thread may call it.

@@ -192,6 +192,8 @@ class Sock final : public SockLayout {
   // if only Readiness can tell.  Requires a Critical.
   static constexpr int kNotLooked = -1;
   int QuickLook(int number, int events, bool drained);
+  // Tells this thread's SpinAccount what the stream has sent.
+  void CountForPoll();
   // Stores what FIONREAD says into *bytes, and returns true.  Returns false if
   // the kernel has the stream, and must be asked.
   bool ReadableBytes(int* bytes) RC_EXCLUDES(interest_latch);
@@ -857,6 +859,7 @@ class Sock final : public SockLayout {
   static constexpr int kJoinsLeft = 1;
   void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) const;
   int WaitRx(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
+  void CountForSpin() RC_REQUIRES(rx_latch);
   int WaitBehind(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
   // Waits for the rest of a send whose beginning has been read.
   int WaitRest(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);

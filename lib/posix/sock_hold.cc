@@ -204,7 +204,7 @@ void Sock::WakeHeld() {
 }
 
 int Sock::AwaitLane(Wait& wait, std::uint64_t until_ns) {
-  Spinner spin = Spinner::ForLongLooks();
+  Spinner spin{Spinner::LongLooks()};
   do {
     LookForAnswer();
     if (!AwaitsLane()) return 0;

@@ -166,7 +166,10 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
   if (!stream_->FastTx()) return SleepOn(wait, true, 0, seq, nullptr);
   Spinner spin;
   do {
-    if (lane_->Writable() > 0) return 0;
+    if (lane_->Writable() > 0) {
+      spin.Found();
+      return 0;
+    }
     if (tx_latch.Contended()) {
       if (GiveWay(wait, true)) return kJoinsLeft;
       if (wait.life != Life() || mode() != Mode::kEngine ||
@@ -181,12 +184,29 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
   return SleepOn(wait, true, token, seq, lane_.get());
 }
 
+void Sock::CountForPoll() {
+  if (!rx_latch.try_lock()) return;
+  if (mode() == Mode::kEngine && lane_ != nullptr) CountForSpin();
+  rx_latch.unlock();
+}
+
+// The lane's count of messages sent is the thread's, if it has one stream.
+void Sock::CountForSpin() {
+  if (!lane_is_shm_) return;
+  const auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
+  tls_spin.Count(lane, static_cast<std::uint32_t>(lane->Sent()));
+}
+
 int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
   Begin(wait, rcv_timeout_ns);
   if (!stream_->ReadsLane()) return SleepOn(wait, false, 0, seq, nullptr);
+  CountForSpin();
   Spinner spin;
   do {
-    if (lane_->RxPendingQuick()) return 0;
+    if (lane_->RxPendingQuick()) {
+      spin.Found();
+      return 0;
+    }
     if (rx_latch.Contended()) {
       if (GiveWay(wait, false)) return kJoinsLeft;
       if (wait.life != Life() || mode() != Mode::kEngine ||
@@ -300,7 +320,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
         result = 0;  // the handler asked for SA_RESTART, or there was none
       }
       if (lane != nullptr && result != -EAGAIN) {
-        Spinner::Slept(start);
+        Spinner::Slept(start, result == 0);
       }
       ::pthread_testcancel();
     }

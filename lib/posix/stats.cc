@@ -16,6 +16,7 @@
 #include "lib/base/log.h"
 #include "lib/base/own_file.h"
 #include "lib/base/path.h"
+#include "lib/base/spin_budget.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/target.h"
 #include "lib/posix/each_sock.h"
@@ -98,11 +99,13 @@ std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
          "\"lost_bytes\": %llu, \"evicted\": "
          "{\"budget\": %llu, \"memory\": %llu, \"idle_rings\": %llu}, "
          "\"in_place_bytes\": %llu, "
+         "\"spun_us\": {\"all\": %llu, \"found\": %llu}, "
          "\"pinned\": {\"bytes\": %llu, \"peak\": %llu}, \"reasons\": {",
          Get(from.demotions), Get(from.failovers), Get(from.lost_bytes),
          Get(from.evicted_budget), Get(from.evicted_memory),
          Get(from.evicted_idle),
          static_cast<unsigned long long>(lane::rdma::InPlaceBytes()),
+         Get(base::spun_ns) / 1'000, Get(base::spun_well_ns) / 1'000,
          static_cast<unsigned long long>(lane::rdma::Memory::Total()),
          static_cast<unsigned long long>(lane::rdma::Memory::Peak()));
   bool first = true;
@@ -205,6 +208,10 @@ void CountLost(Sock* sock, std::size_t bytes, Stats* in) {
 }
 
 // Another thread of the parent may have held it.
-void StatsForkChild() { report_latch.Reset(); }
+void StatsForkChild() {
+  report_latch.Reset();
+  base::spun_ns.store(0, std::memory_order_relaxed);
+  base::spun_well_ns.store(0, std::memory_order_relaxed);
+}
 
 }  // namespace rcsock::posix

@@ -29,7 +29,7 @@ class Policy : public testing::Test {
  protected:
   void TearDown() override {
     for (const char* name :
-         {"RCSOCK_RULES", "RCSOCK_LANES", "RCSOCK_SPIN_US",
+         {"RCSOCK_RULES", "RCSOCK_LANES", "RCSOCK_SPIN_US", "RCSOCK_PROFILE",
           "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES", "RCSOCK_MAX_QPS",
           "RCSOCK_RDMA_PORT", "RCSOCK_ACK_TIMEOUT_MS", "RCSOCK_ACK_RETRIES",
           "RCSOCK_TRAFFIC_CLASS", "RCSOCK_DEVICES"}) {
@@ -311,6 +311,39 @@ TEST_F(Policy, TheEnvironmentOverrides) {
   EXPECT_EQ(5u, terms.promote_ops);
   EXPECT_EQ(3u, GetConfig().spin_us);
   EXPECT_EQ(4u, GetConfig().max_qps);
+}
+
+TEST_F(Policy, Profiles) {
+  const bool one = ::sysconf(_SC_NPROCESSORS_ONLN) == 1;
+  const auto load = [] {
+    LoadConfig();
+    return (GetConfig().spin_earned ? "earned " : "") +
+           std::to_string(GetConfig().spin_us);
+  };
+  const std::string most = one ? "0" : "100";
+  EXPECT_EQ("earned " + most, load());
+  ::setenv("RCSOCK_PROFILE", "latency", 1);
+  EXPECT_EQ(most, load());
+  ::setenv("RCSOCK_PROFILE", "efficient", 1);
+  EXPECT_EQ("0", load());
+  ::setenv("RCSOCK_PROFILE", "fast", 1);
+  EXPECT_EQ("earned " + most, load());
+  // A number wins, where it is one.
+  ::setenv("RCSOCK_PROFILE", "balanced", 1);
+  ::setenv("RCSOCK_SPIN_US", "7", 1);
+  EXPECT_EQ("7", load());
+  ::setenv("RCSOCK_SPIN_US", "7us", 1);
+  EXPECT_EQ("earned " + most, load());
+  ::unsetenv("RCSOCK_SPIN_US");
+  ::unsetenv("RCSOCK_PROFILE");
+  ::setenv("RCSOCK_RULES", "profile=efficient", 1);
+  EXPECT_EQ("0", load());
+  ::setenv("RCSOCK_RULES", "spin=9,profile=balanced", 1);
+  EXPECT_EQ("9", load());
+  ::setenv("RCSOCK_PROFILE", "latency", 1);
+  EXPECT_EQ(most, load());
+  EXPECT_FALSE(Load("profile=fast"));
+  EXPECT_FALSE(Load("profile=latency,dir=in"));
 }
 
 // What is no number, or too large for what it is for, changes nothing.

@@ -25,7 +25,7 @@ _rcsock() {
           _command_offset $((i + 1))
           return
           ;;
-        --lanes | --peers | --stats | --log | --log-file | --config)
+        --lanes | --profile | --peers | --stats | --log | --log-file | --config)
           [[ ${words[i + 1]:-} == = ]] && ((i++))
           ((i++))
           ;;
@@ -41,6 +41,10 @@ _rcsock() {
   case $prev in
     --lanes)
       mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp' -- "$cur")
+      return
+      ;;
+    --profile)
+      mapfile -t COMPREPLY < <(compgen -W 'latency balanced efficient' -- "$cur")
       return
       ;;
     --peers)

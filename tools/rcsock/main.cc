@@ -81,6 +81,13 @@ void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
                   "tcp: none")
       ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}))
       ->type_name("LANES");
+  run->add_option("--profile", options->profile,
+                  "What a short wait may cost:\n"
+                  "balanced: the CPU time that lanes have saved (default)\n"
+                  "latency: up to 100 us of CPU time in each wait\n"
+                  "efficient: none, each wait sleeps")
+      ->check(CLI::IsMember({"latency", "balanced", "efficient"}))
+      ->type_name("PROFILE");
   run->add_option("--peers", options->peers,
                   "Users, with commas between, whose processes on this host\n"
                   "are as good as our own: shared memory with them, too")

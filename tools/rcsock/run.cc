@@ -203,6 +203,7 @@ std::string SetVariables(const RunOptions& options) {
     return bad;
   }
   if (options.lanes) ::setenv("RCSOCK_LANES", options.lanes->c_str(), 1);
+  if (options.profile) ::setenv("RCSOCK_PROFILE", options.profile->c_str(), 1);
   if (options.log) {
     ::setenv("RCSOCK_LOG", std::to_string(*options.log).c_str(), 1);
   } else if (options.log_file) {

@@ -12,6 +12,7 @@ namespace rcsock::tools {
 struct RunOptions {
   // An option that is not set stays as the environment has it.
   std::optional<std::string> lanes;
+  std::optional<std::string> profile;
   std::optional<std::string> stats;
   std::optional<std::string> peers;  // users, separated by commas
   std::optional<int> log;

@@ -14,6 +14,8 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/config.h"
+#include "lib/base/spin_budget.h"
 #include "lib/base/critical.h"
 #include "lib/lane/shm/bells.h"
 #include "lib/lane/shm/memory.h"
@@ -243,6 +245,7 @@ void LinkState::Ring(int bell) {
     // that another has been made.
     KickFd(fd);
     kicked_[bell].store(armed, std::memory_order_relaxed);
+    base::tls_spin.WokePeer(base::GetConfig().spin_us);
     return;
   }
   KickFd(peer_fds_[0].load(std::memory_order_acquire));

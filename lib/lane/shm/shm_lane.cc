@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/config.h"
+#include "lib/base/spin_budget.h"
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/latch.h"
@@ -235,6 +237,7 @@ void ShmLane::AfterPublish(std::uint32_t sleepers, std::uint32_t poll) {
     // holds a token from before the bump, and does not sleep.
     peer().sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
     BumpAndWake(peer_futex_.rx);
+    base::tls_spin.WokePeer(base::GetConfig().spin_us);
   }
   // For a stream with bits nothing asks for the time.
   if ((poll & (kNotifyRxPoller | kNotifyRxBits)) == kNotifyRxPoller) {

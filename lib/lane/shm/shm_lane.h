@@ -39,6 +39,8 @@ class ShmLane final : public Lane {
   bool PostCtl(const void* message, std::size_t length) override;
   std::size_t Writable() override;
   std::uint64_t Posted() const override { return tx_.posted(); }
+  // Messages since the lane opened.
+  std::uint64_t Sent() const { return tx_.sent(); }
   void BoundUnread(std::uint64_t bytes) override;
   std::uint64_t Acked() override;
   Credits credits() const override;

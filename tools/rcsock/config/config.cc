@@ -181,6 +181,15 @@ std::string PromoteOf(const toml::node& node) {
   return "promote=" + *text;
 }
 
+std::string ProfileOf(const toml::node& node) {
+  const auto text = node.value_exact<std::string>();
+  if (!text || !OneOf(*text, {"latency", "balanced", "efficient"})) {
+    throw Wrong(node,
+                "profile is \"latency\", \"balanced\" or \"efficient\"");
+  }
+  return "profile=" + *text;
+}
+
 // Returns a number from `least` to `most`, in `unit`.
 std::uint64_t RangeOf(const toml::node& node, const char* key,
                       std::uint64_t least, std::uint64_t most,
@@ -238,6 +247,8 @@ class Compiler {
         lists_->push_back(devices);
       }
       Set(devices);
+    } else if (key == "profile") {
+      SetProcess(node, key, ProfileOf(node));
     } else if (key == "spin_us") {
       SetProcess(node, key,
                  fmt::format("spin={}", NumberOf(node, "spin_us", 1'000'000)));

@@ -80,6 +80,8 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
   json["failovers"] = total.failovers;
   json["lost_bytes"] = total.lost_bytes;
   json["in_place_bytes"] = total.in_place_bytes;
+  json["spun_us"] = {{"all", total.spun_ns / 1000},
+                     {"found", total.spun_well_ns / 1000}};
   json["evicted"] = {{"budget", total.evicted_budget},
                      {"memory", total.evicted_memory},
                      {"idle_rings", total.evicted_idle}};

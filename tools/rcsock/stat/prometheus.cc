@@ -121,6 +121,12 @@ class ProcessPage {
     page_->Counter("rcsock_in_place_bytes_total",
                    "Bytes that a device has put where the program wanted them",
                    who_, total_.in_place_bytes);
+    page_->Counter("rcsock_spun_microseconds_total",
+                   "CPU time in waits that looked instead of sleeping", who_,
+                   total_.spun_ns / 1000);
+    page_->Counter("rcsock_spun_found_microseconds_total",
+                   "The part of it that found something", who_,
+                   total_.spun_well_ns / 1000);
     page_->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices",
                  who_, total_.pinned_bytes);
   }

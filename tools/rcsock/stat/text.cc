@@ -135,6 +135,13 @@ std::string Totals(const ProcessPicture& process) {
     text += fmt::format("; {} received in place",
                         Short(Number(total.in_place_bytes)));
   }
+  if (total.spun_ns != 0) {
+    text += fmt::format(
+        "; spun {:.1f} s of CPU time, {:.0f}% of it found something",
+        static_cast<double>(total.spun_ns) / 1e9,
+        100 * static_cast<double>(std::min(total.spun_well_ns, total.spun_ns)) /
+            static_cast<double>(total.spun_ns));
+  }
   if (total.pinned_bytes != 0) {
     text += fmt::format("; {} pinned", Short(Number(total.pinned_bytes)));
   }

@@ -1,0 +1,58 @@
+#!/bin/bash
+# usage: open_loop_test.sh OPEN_LOOP PRELOAD
+#
+# A service at a low rate sleeps: its threads spin for no longer than what their
+# messages have saved.  With RCSOCK_PROFILE=latency they spin for several times
+# as long.
+set -euo pipefail
+
+program=$1
+preload=$(readlink -f "$2")
+tmp=$(mktemp -d)
+server=
+finish() {
+  if [[ -n $server ]]; then kill "$server" 2>/dev/null || true; fi
+  rm -rf "$tmp"
+}
+trap finish EXIT
+port=$((20000 + RANDOM % 10000))
+
+under() { # PROFILE NAME COMMAND...
+  LD_PRELOAD=$preload RCSOCK_PROFILE=$1 RCSOCK_STATS=$tmp/$2.json "${@:3}"
+}
+run() { # PROFILE
+  rm -f "$tmp"/*.json
+  under "$1" server "$program" --role server --port "$port" &
+  server=$!
+  under "$1" client "$program" --port "$port" --connections 4 --rate 2000 \
+    --seconds 1 --warm-up 0 >"$tmp/out"
+  wait "$server"
+  server=
+  port=$((port + 1))
+}
+of() { # NAME KEY of "spun_us"
+  sed -E "s/.*\"spun_us\": \{[^}]*\"$2\": ([0-9]+).*/\1/" "$tmp/$1.json"
+}
+fail() {
+  echo "FAIL: $*" >&2
+  cat "$tmp/out" "$tmp"/*.json >&2
+  exit 1
+}
+
+cpus=$(nproc --all)
+run balanced
+grep -q '"refused": 0,' "$tmp/out" || fail "requests were refused"
+for end in server client; do
+  # Some 2,130 requests, 13 us each at most, and what two threads begin with.
+  all=$(of "$end" all)
+  ((all <= 2130 * 13 + 1000)) || fail "the $end spun for $all us"
+done
+run efficient
+for end in server client; do
+  all=$(of "$end" all)
+  ((all == 0)) || fail "efficient: the $end spun for $all us"
+done
+run latency
+all=$(of server all)
+((cpus == 1 || all > 0)) || fail "latency: the server has not spun"
+echo PASS
