@@ -708,8 +708,7 @@ void Session::OnTimer() {
 
 bool Session::OfferMayCome() const {
   if (!offers_.empty() || waits_ >= kMostWaits) return false;
-  for (const Uuid& peer :
-       core_->neighbours.At(peer_address_, ServicePort())) {
+  for (const Uuid& peer : core_->neighbours.At(peer_address_, ServicePort())) {
     if (Decides(peer)) continue;
     const auto link = core_->FindLink(peer, base::OwnUid(), false);
     if (link != nullptr && link->HeardWithin(kOfferLimit)) return true;
