@@ -167,15 +167,13 @@ static Owner Await(Holding* all, int number) {
     base::FutexWait(&all->claim.word, Claim::kAsked, &brief, true);
     if (i == 20) {
       // Another PID namespace may hide the owner.
-      owner.reset(base::OpenHigh([&] {
-        return ::syscall(SYS_pidfd_open, all->owner.load(), 0);
-      }));
+      owner.reset(base::OpenHigh(
+          [&] { return ::syscall(SYS_pidfd_open, all->owner.load(), 0); }));
       seen = owner.ok() || errno != ESRCH;
     }
     pollfd ended{owner.get(), POLLIN, 0};
     const timespec none{0, 0};
-    if (owner.ok() &&
-        ::syscall(SYS_ppoll, &ended, 1, &none, nullptr, 8) == 1) {
+    if (owner.ok() && ::syscall(SYS_ppoll, &ended, 1, &none, nullptr, 8) == 1) {
       return all->claim.Ask() == Claim::kKernels ? Owner::kGave : Owner::kDead;
     }
     const std::uint64_t waited = base::NowNs() - start;

@@ -49,8 +49,8 @@ bool Sock::MayHide(bool forking) {
 }
 
 // The lane may be on its way out in another thread.  The word is kept first,
-// and then the mode is looked at.  BackToPlain sets the mode, and gives the word
-// after.  So one of the two sees the other.
+// and then the mode is looked at.  BackToPlain sets the mode, and gives the
+// word after.  So one of the two sees the other.
 bool Sock::HideByFork(Holding* all, bool hides) {
   hides_ = false;
   if (hidden_.load() != Unused::kNo) {
@@ -188,8 +188,9 @@ bool Sock::TakeOverLatched(const Holding& all) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%u/fd/%u", all.owner.load(),
                 unread - 1);
-  base::UniqueFd memory(base::OpenHigh(
-      [&] { return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC); }));
+  base::UniqueFd memory(base::OpenHigh([&] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+  }));
   if (!memory.ok() || Unread::Claimed(memory.get()) != inode() ||
       !unread_.Open(memory.get())) {
     return false;
