@@ -2,6 +2,7 @@
 // (hidden.h).
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -75,7 +76,10 @@ bool Sock::SharesLane() const {
 }
 
 void Sock::KeepFromHolders() {
-  if (Holding* all = FindHolding(holders_)) all->claim.Keep();
+  Holding* all = FindHolding(holders_);
+  if (all == nullptr) return;
+  if (all->OfSeveral()) ListenForAsks();
+  all->claim.Keep();
 }
 
 void Sock::GiveToHolders() {
@@ -165,6 +169,12 @@ void Sock::Reveal() {
   if (hidden_.load() != Unused::kAsks || FindHolding(holders_) != all) return;
   if (owner != Owner::kGave || !TakeOverLatched(*all)) {
     // The stream's bytes are in the owner's ring, or the peer's.
+    if (InBorrowedMemory()) {
+      // The numbers of this process's parent are out of reach.  So the
+      // connection ends for all.
+      const sockaddr none{AF_UNSPEC, {}};
+      ::syscall(SYS_connect, fd(), &none, sizeof none);
+    }
     if (owner == Owner::kDead) ResetAtLastClose();
     PutDeadSocket("its owner did not give it");
     all->Leave();
