@@ -41,6 +41,8 @@ namespace {
 constinit std::atomic<int> watched{-1};
 constinit std::atomic<int> ask{-1};
 constinit std::atomic<int> parents_ask{-1};
+// This is a child, between HiddenForkUnlock and CloseUnusedAsk.
+constinit bool counted = false;
 // Hidden streams, and threads that wait for an owner.
 constinit std::atomic<int> hidden_streams{0};
 constinit std::atomic<int> waiting{0};
@@ -111,6 +113,14 @@ bool AnySetKept() {
 
 }  // namespace
 
+// It may be another conductor than at the last fork.
+static bool Listen(Conductor* conductor) {
+  const int number = watched.load();
+  if (number < 0) return false;
+  conductor->Unwatch(number);
+  return conductor->Watch(number, std::make_shared<AskWatcher>(), EPOLLIN);
+}
+
 bool PrepareToHide() {
   Conductor* conductor = Conductor::IfRunning();
   // A handler that forks has interrupted a sleep, which a stream must not keep
@@ -120,11 +130,14 @@ bool PrepareToHide() {
       InHandler() || uring::known_rings.load() != 0 || !MakeAsk()) {
     return false;
   }
-  // It may be another conductor than at the last fork.
-  conductor->Unwatch(watched.load());
-  return conductor->Watch(watched.load(), std::make_shared<AskWatcher>(),
-                          EPOLLIN);
+  return Listen(conductor);
 }
+
+void ListenForAsks() {
+  if (Conductor* conductor = Conductor::IfRunning()) Listen(conductor);
+}
+
+bool CountedByParent() { return counted; }
 
 int ParentsAsk() { return parents_ask.load(); }
 
@@ -134,6 +147,7 @@ void HiddenForkUnlock(bool child) {
   if (child) {
     parents_ask.store(ask.exchange(-1));
     watched.store(-1);
+    counted = true;
   }
   hidden_latch.UnlockAfterFork(child);
 }
@@ -142,7 +156,10 @@ void CountHidden(int more) {
   if (hidden_streams.fetch_add(more) + more == 0) CloseAskIfDone();
 }
 
-void CloseUnusedAsk() { CloseAskIfDone(); }
+void CloseUnusedAsk() {
+  counted = false;
+  CloseAskIfDone();
+}
 
 void RingOwner(int number) {
   const std::uint64_t one = 1;
@@ -167,15 +184,13 @@ static Owner Await(Holding* all, int number) {
     base::FutexWait(&all->claim.word, Claim::kAsked, &brief, true);
     if (i == 20) {
       // Another PID namespace may hide the owner.
-      owner.reset(base::OpenHigh([&] {
-        return ::syscall(SYS_pidfd_open, all->owner.load(), 0);
-      }));
+      owner.reset(base::OpenHigh(
+          [&] { return ::syscall(SYS_pidfd_open, all->owner.load(), 0); }));
       seen = owner.ok() || errno != ESRCH;
     }
     pollfd ended{owner.get(), POLLIN, 0};
     const timespec none{0, 0};
-    if (owner.ok() &&
-        ::syscall(SYS_ppoll, &ended, 1, &none, nullptr, 8) == 1) {
+    if (owner.ok() && ::syscall(SYS_ppoll, &ended, 1, &none, nullptr, 8) == 1) {
       return all->claim.Ask() == Claim::kKernels ? Owner::kGave : Owner::kDead;
     }
     const std::uint64_t waited = base::NowNs() - start;

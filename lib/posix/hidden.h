@@ -26,6 +26,11 @@ extern base::Latch hidden_latch;
 // In the parent, before a fork.  Returns whether streams may be hidden from the
 // child.
 bool PrepareToHide();
+// Before an owner's engine takes a stream of which there are copies: its
+// conductor listens, which may be another one than at the fork.
+void ListenForAsks();
+// In the child: whether the parent has counted this fork's copies.
+bool CountedByParent();
 // In the child: the descriptor that wakes the parent's conductor, or -1.
 int ParentsAsk();
 void HiddenForkLock();

@@ -110,8 +110,8 @@ void InterestsPeer(Sock* sock);
 // while the open file lives on, else -1.
 void InterestsDrop(Sock* sock, int fd, int kept = -1);
 // Whether the registrations may stay in user space while a child of fork has
-// the stream and its sets, and does not use them.  `forking`: the caller has the
-// latches of a fork.
+// the stream and its sets, and does not use them.  `forking`: the caller has
+// the latches of a fork.
 bool InterestsMayHide(Sock* sock, bool forking);
 // In that child: hides the sets.
 void InterestsHideSets(Sock* sock);

@@ -2,6 +2,7 @@
 // (hidden.h).
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -49,8 +50,8 @@ bool Sock::MayHide(bool forking) {
 }
 
 // The lane may be on its way out in another thread.  The word is kept first,
-// and then the mode is looked at.  BackToPlain sets the mode, and gives the word
-// after.  So one of the two sees the other.
+// and then the mode is looked at.  BackToPlain sets the mode, and gives the
+// word after.  So one of the two sees the other.
 bool Sock::HideByFork(Holding* all, bool hides) {
   hides_ = false;
   if (hidden_.load() != Unused::kNo) {
@@ -75,7 +76,10 @@ bool Sock::SharesLane() const {
 }
 
 void Sock::KeepFromHolders() {
-  if (Holding* all = FindHolding(holders_)) all->claim.Keep();
+  Holding* all = FindHolding(holders_);
+  if (all == nullptr) return;
+  if (all->OfSeveral()) ListenForAsks();
+  all->claim.Keep();
 }
 
 void Sock::GiveToHolders() {
@@ -165,6 +169,12 @@ void Sock::Reveal() {
   if (hidden_.load() != Unused::kAsks || FindHolding(holders_) != all) return;
   if (owner != Owner::kGave || !TakeOverLatched(*all)) {
     // The stream's bytes are in the owner's ring, or the peer's.
+    if (InBorrowedMemory()) {
+      // The numbers of this process's parent are out of reach.  So the
+      // connection ends for all.
+      const sockaddr none{AF_UNSPEC, {}};
+      ::syscall(SYS_connect, fd(), &none, sizeof none);
+    }
     if (owner == Owner::kDead) ResetAtLastClose();
     PutDeadSocket("its owner did not give it");
     all->Leave();
@@ -188,8 +198,9 @@ bool Sock::TakeOverLatched(const Holding& all) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%u/fd/%u", all.owner.load(),
                 unread - 1);
-  base::UniqueFd memory(base::OpenHigh(
-      [&] { return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC); }));
+  base::UniqueFd memory(base::OpenHigh([&] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+  }));
   if (!memory.ok() || Unread::Claimed(memory.get()) != inode() ||
       !unread_.Open(memory.get())) {
     return false;

@@ -390,7 +390,8 @@ void Sock::ForkChild() {
     zero_copy->ForkChild();
     CompletionsChanged();
   }
-  const bool hides = std::exchange(hides_, false);
+  // Without ForkPrepare this is what an earlier fork has left.
+  const bool hides = std::exchange(hides_, false) && CountedByParent();
   lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
   watched_ = false;
   timer_ = 0;
@@ -519,7 +520,7 @@ int Sock::Bequeath(std::uint64_t inode) {
 }
 
 Sock* Sock::Inherited(int number, int fd) {
-  const Holding* all = FindHolding(number);
+  Holding* all = FindHolding(number);
   sockaddr_storage peer{};
   socklen_t length = sizeof peer;
   auto* address = reinterpret_cast<sockaddr*>(&peer);
@@ -533,6 +534,8 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->tx_latch.AssertUnshared();
   sock->rx_latch.AssertUnshared();
   sock->holders_ = number;
+  // Copies that have not been used ring the program before this one.
+  all->owner.store(0);
   sock->told_tx_ = sock->account_tx_ = all->tx.load();
   sock->told_rx_ = sock->account_rx_ = all->rx.load();
   sock->tx_raw_.store(sock->told_tx_);

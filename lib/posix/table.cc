@@ -256,8 +256,7 @@ Sock* OwnersSock(int fd) {
   if (file == &lent) {
     file = FileIn(LentAt(fd).entry.load(std::memory_order_relaxed));
   }
-  return file != nullptr && file->IsSock() ? static_cast<Sock*>(file)
-                                           : nullptr;
+  return file != nullptr && file->IsSock() ? static_cast<Sock*>(file) : nullptr;
 }
 
 void Bind(int fd, File* file) {

@@ -2,13 +2,12 @@
 // (lib/posix/claim.h, on the real class): every interleaving of the owner's
 // threads and a child's.
 
-#include "lib/posix/claim.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
 
+#include "lib/posix/claim.h"
 #include "tests/base/model.h"
 
 namespace rcsock::posix {
@@ -29,16 +28,16 @@ struct Byte {
 };
 using Word = ClaimOn<Byte>;
 
-// One thread of the owner adopts the stream (TryAdopt) and leaves its lane again
-// (LeaveForClaim, BackToPlain); another one forks (HideByFork); the child uses
-// its copy (Sock::Reveal).  A state in which the child uses the stream while the
-// engine has it moves no more, and so is a hang.
+// One thread of the owner adopts the stream (TryAdopt) and leaves its lane
+// again (LeaveForClaim, BackToPlain); another one forks (HideByFork); the child
+// uses its copy (Sock::Reveal).  A state in which the child uses the stream
+// while the engine has it moves no more, and so is a hang.
 struct Model {
   // Rules to leave out.
-  bool looks_first = false;   // TryAdopt: the holders, then Keep
-  bool asks_first = false;    // the child: Ask, then Use
-  bool gives_first = false;   // BackToPlain: Give, then the mode
-  bool fork_looks = true;     // HideByFork: the mode, behind Keep
+  bool looks_first = false;    // TryAdopt: the holders, then Keep
+  bool asks_first = false;     // the child: Ask, then Use
+  bool gives_first = false;    // BackToPlain: Give, then the mode
+  bool fork_looks = true;      // HideByFork: the mode, behind Keep
   bool begins_on_lane = true;  // at the fork
 
   enum {
@@ -88,9 +87,8 @@ struct Model {
       case kLeft:
         // The adoption begins while nobody else seems to have the connection.
         if (s[kHolders] == 1 && s[kChild] != kEnds) {
-          On(s, to, kOwner, kKeeps, [](State& state, Word&) {
-            state[kEngine] = 1;
-          });
+          On(s, to, kOwner, kKeeps,
+             [](State& state, Word&) { state[kEngine] = 1; });
         }
         break;
       case kKeeps:
@@ -127,9 +125,11 @@ struct Model {
   }
 
   void Steps(const State& s, Next<State>* to) const {
-    if (s[kChild] == kInside && s[kEngine] != 0) return;
+    // TryAdopt puts nothing on the connection before it has looked.
+    const bool looks = s[kOwner] == kKeeps || s[kOwner] == kLooks;
+    if (s[kChild] == kInside && s[kEngine] != 0 && !looks) return;
     Owner(s, to);
-    if (s[kFork] == kForks && s[kOwner] != kKeeps && s[kOwner] != kLooks) {
+    if (s[kFork] == kForks && !looks) {
       On(s, to, kFork, kChecks, [](State&, Word& word) { word.Keep(); });
     } else if (s[kFork] == kChecks) {
       On(s, to, kFork, kForked, [this](State& state, Word& word) {

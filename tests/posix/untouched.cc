@@ -62,85 +62,89 @@ void EchoWarm(int fd, int times) {
 }
 
 // The lane stays, or comes back, while the child lives.
-Case lives("untouched_child_lives",
-           [](int fd) {
-             EchoWarm(fd, 2);
-             Echo(fd, 300);
-             LogDrain(fd);
-           },
-           [](int fd) {
-             Child child([] {});
-             Warm(fd);
-             Child other([] {});
-             Warm(fd);
-             Call(fd, 200);
-             child.Ends();
-             other.Ends();
-             Call(fd, 100);
-             ::close(fd);
-           });
+Case lives(
+    "untouched_child_lives",
+    [](int fd) {
+      EchoWarm(fd, 2);
+      Echo(fd, 300);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child child([] {});
+      Warm(fd);
+      Child other([] {});
+      Warm(fd);
+      Call(fd, 200);
+      child.Ends();
+      other.Ends();
+      Call(fd, 100);
+      ::close(fd);
+    });
 
-Case closes("untouched_child_closes",
-            [](int fd) {
-              EchoWarm(fd, 2);
-              pollfd one{fd, POLLIN, 0};
-              Result("poll", ::poll(&one, 1, 50));
-              Barrier();
-              Warm(fd);
-              LogDrain(fd);
-            },
-            [](int fd) {
-              int told[2];
-              CHECK_THAT(::pipe(told) == 0);
-              Child child([fd, told] {
-                Result("close", ::close(fd));
-                Result("twice", ::close(fd));
-                CHECK_THAT(::write(told[1], "", 1) == 1);
-                for (;;) ::pause();
-              });
-              Warm(fd);
-              child.Go();
-              char byte;
-              CHECK_THAT(::read(told[0], &byte, 1) == 1);
-              Warm(fd);
-              ::kill(child.pid(), SIGKILL);
-              child.Await();
-              Barrier();
-              Warm(fd);
-              ::close(fd);
-            });
+Case closes(
+    "untouched_child_closes",
+    [](int fd) {
+      EchoWarm(fd, 2);
+      pollfd one{fd, POLLIN, 0};
+      Result("poll", ::poll(&one, 1, 50));
+      Barrier();
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      int told[2];
+      CHECK_THAT(::pipe(told) == 0);
+      Child child([fd, told] {
+        Result("close", ::close(fd));
+        Result("twice", ::close(fd));
+        CHECK_THAT(::write(told[1], "", 1) == 1);
+        for (;;) ::pause();
+      });
+      Warm(fd);
+      child.Go();
+      char byte;
+      CHECK_THAT(::read(told[0], &byte, 1) == 1);
+      Warm(fd);
+      ::kill(child.pid(), SIGKILL);
+      child.Await();
+      Barrier();
+      Warm(fd);
+      ::close(fd);
+    });
 
 // Killed, and counted for ever: the parent's end is the connection's.
-Case killed("untouched_child_killed",
-            [](int fd) {
-              EchoWarm(fd, 2);
-              LogDrain(fd);
-            },
-            [](int fd) {
-              Child child([] {});
-              Warm(fd);
-              ::kill(child.pid(), SIGKILL);
-              child.Await();
-              Warm(fd);
-              SendAll(fd, "last", 4);
-              ::close(fd);
-            });
+Case killed(
+    "untouched_child_killed",
+    [](int fd) {
+      EchoWarm(fd, 2);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child child([] {});
+      Warm(fd);
+      ::kill(child.pid(), SIGKILL);
+      child.Await();
+      Warm(fd);
+      SendAll(fd, "last", 4);
+      ::close(fd);
+    });
 
-Case uses("untouched_child_uses_it",
-          [](int fd) {
-            Warm(fd);
-            Echo(fd, 500);
-            Warm(fd);
-            LogDrain(fd);
-          },
-          [](int fd) {
-            Child child([fd] { Call(fd, 300); });
-            Warm(fd);
-            child.Ends();
-            Call(fd, 200);
-            Warm(fd);
-            ::close(fd);
-          });
+Case uses(
+    "untouched_child_uses_it",
+    [](int fd) {
+      Warm(fd);
+      Echo(fd, 500);
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child child([fd] { Call(fd, 300); });
+      Warm(fd);
+      child.Ends();
+      Call(fd, 200);
+      Warm(fd);
+      ::close(fd);
+    });
 
 // What has come, and the parent has not read, is the child's to read.
 void SayTen(int fd) {
@@ -224,113 +228,117 @@ Case by_passing("untouched_child_passes", SayTen, [](int fd) {
     ::close(ends[1]);
   });
 });
-Case by_shutdown("untouched_child_shuts",
-                 [](int fd) {
-                   Warm(fd);
-                   SendAll(fd, "0123456789", 10);
-                   LogDrain(fd);
-                   SendAll(fd, "end", 3);
-                 },
-                 [](int fd) {
-                   Child child([fd] {
-                     Result("shutdown", ::shutdown(fd, SHUT_WR));
-                     LogDrain(fd);
-                   });
-                   Warm(fd);
-                   child.Ends();
-                   LogDrain(fd);
-                   ::close(fd);
-                 });
+Case by_shutdown(
+    "untouched_child_shuts",
+    [](int fd) {
+      Warm(fd);
+      SendAll(fd, "0123456789", 10);
+      LogDrain(fd);
+      SendAll(fd, "end", 3);
+    },
+    [](int fd) {
+      Child child([fd] {
+        Result("shutdown", ::shutdown(fd, SHUT_WR));
+        LogDrain(fd);
+      });
+      Warm(fd);
+      child.Ends();
+      LogDrain(fd);
+      ::close(fd);
+    });
 
 // The registration in the set that both have is the parent's, and moves with
 // the stream.
-Case in_set("untouched_set_of_both",
-            [](int fd) {
-              Warm(fd);
-              Echo(fd, 100);
-              Barrier();
-              SendAll(fd, "0123", 4);
-              Echo(fd, 100);
-              LogDrain(fd);
-            },
-            [](int fd) {
-              const int set = ::epoll_create1(0);
-              epoll_event event{EPOLLIN, {.u64 = 7}};
-              CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
-              Child child([fd, set] {
-                epoll_event found{};
-                Result("wait", ::epoll_wait(set, &found, 1, 5000));
-                Log("%d", static_cast<int>(found.data.u64));
-                char text[5] = {};
-                RecvAll(fd, text, 4);
-                Log("%s", text);
-                Call(fd, 50);
-              });
-              Warm(fd);
-              // As programs do: other data, for the same stream.
-              event.data.u64 = 8;
-              CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
-              for (int i = 0; i < 100; ++i) {
-                char text[16] = {};
-                SendAll(fd, text, sizeof text);
-                CHECK_THAT(::epoll_wait(set, &event, 1, 5000) == 1);
-                RecvAll(fd, text, sizeof text);
-              }
-              Log("%d", static_cast<int>(event.data.u64));
-              Barrier();
-              child.Ends();
-              Call(fd, 50);
-              ::close(fd);
-            });
+Case in_set(
+    "untouched_set_of_both",
+    [](int fd) {
+      Warm(fd);
+      Echo(fd, 100);
+      Barrier();
+      SendAll(fd, "0123", 4);
+      Echo(fd, 100);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      const int set = ::epoll_create1(0);
+      epoll_event event{EPOLLIN, {.u64 = 7}};
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      Child child([fd, set] {
+        epoll_event found{};
+        Result("wait", ::epoll_wait(set, &found, 1, 5000));
+        Log("%d", static_cast<int>(found.data.u64));
+        char text[5] = {};
+        RecvAll(fd, text, 4);
+        Log("%s", text);
+        Call(fd, 50);
+      });
+      Warm(fd);
+      // As programs do: other data, for the same stream.
+      event.data.u64 = 8;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
+      for (int i = 0; i < 100; ++i) {
+        char text[16] = {};
+        SendAll(fd, text, sizeof text);
+        CHECK_THAT(::epoll_wait(set, &event, 1, 5000) == 1);
+        RecvAll(fd, text, sizeof text);
+      }
+      Log("%d", static_cast<int>(event.data.u64));
+      Barrier();
+      child.Ends();
+      Call(fd, 50);
+      ::close(fd);
+    });
 
 // The parent sleeps in a call when the child comes.
-Case asleep("untouched_parent_sleeps",
-            [](int fd) {
-              Warm(fd);
-              char text[4];
-              RecvAll(fd, text, 4);
-              SendAll(fd, "back", 4);
-              Echo(fd, 100);
-              LogDrain(fd);
-            },
-            [](int fd) {
-              Child child([fd] {
-                AwaitAsleep(::getppid(), ::getppid());
-                SendAll(fd, "ping", 4);
-              });
-              Warm(fd);
-              child.Go();
-              char text[5] = {};
-              RecvAll(fd, text, 4);
-              Log("%s", text);
-              child.Await();
-              Call(fd, 100);
-              ::close(fd);
-            });
+Case asleep(
+    "untouched_parent_sleeps",
+    [](int fd) {
+      Warm(fd);
+      char text[4];
+      RecvAll(fd, text, 4);
+      SendAll(fd, "back", 4);
+      Echo(fd, 100);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child child([fd] {
+        AwaitAsleep(::getppid(), ::getppid());
+        SendAll(fd, "ping", 4);
+      });
+      Warm(fd);
+      child.Go();
+      char text[5] = {};
+      RecvAll(fd, text, 4);
+      Log("%s", text);
+      child.Await();
+      Call(fd, 100);
+      ::close(fd);
+    });
 
 // The parent is stopped for a while.
-Case stopped("untouched_parent_is_stopped",
-             [](int fd) {
-               Warm(fd);
-               Echo(fd, 100);
-               LogDrain(fd);
-             },
-             [](int fd) {
-               Child waker([] {
-                 ::usleep(300'000);
-                 ::kill(::getppid(), SIGCONT);
-               });
-               Child child([fd] {
-                 ::kill(::getppid(), SIGSTOP);
-                 Call(fd, 100);
-               });
-               Warm(fd);
-               waker.Go();
-               child.Go();
-               waker.Await();
-               child.Await();
-               ::close(fd);
-             });
+Case stopped(
+    "untouched_parent_is_stopped",
+    [](int fd) {
+      Warm(fd);
+      Echo(fd, 100);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child waker([] {
+        ::usleep(300'000);
+        ::kill(::getppid(), SIGCONT);
+      });
+      Child child([fd] {
+        ::kill(::getppid(), SIGSTOP);
+        Call(fd, 100);
+      });
+      Warm(fd);
+      waker.Go();
+      child.Go();
+      waker.Await();
+      child.Await();
+      ::close(fd);
+    });
 
 // A process between, whose end is not this program's.  `end` is its end, behind
 // its fork; the child then alone has the connection.
@@ -395,174 +403,179 @@ Case parent_replaces("untouched_parent_replaces", PeerOfMiddle, [](int fd) {
     ::dup2(null, n);
   });
 });
-Case parent_exits("untouched_parent_exits", PeerOfMiddle, [](int fd) {
-  WithMiddle(fd, [](int) { ::_exit(0); });
-});
+Case parent_exits("untouched_parent_exits", PeerOfMiddle,
+                  [](int fd) { WithMiddle(fd, [](int) { ::_exit(0); }); });
 Case parent_execs("untouched_parent_execs", PeerOfMiddle, [](int fd) {
   WithMiddle(fd, [](int) { ::execl("/bin/true", "true", nullptr); });
 });
 
 // The owner is killed: what is in its ring is lost, and nobody hangs.
-Case owner_killed("untouched_parent_is_killed",
-                  [](int fd) {
-                    WarmAs(fd, false);
-                    WarmAs(fd, false);
-                    Barrier();
-                    int error = 0;
-                    Drain(fd, &error);
-                    Log("over");
-                  },
-                  [](int fd) {
-                    int done[2];
-                    CHECK_THAT(::pipe(done) == 0);
-                    const pid_t middle = ::fork();
-                    if (middle == 0) {
-                      ::close(done[0]);
-                      WarmAs(fd, true);
-                      int gate[2];
-                      CHECK_THAT(::pipe(gate) == 0);
-                      if (::fork() == 0) {
-                        ::close(gate[1]);
-                        char byte;
-                        (void)!::read(gate[0], &byte, 1);
-                        ::signal(SIGPIPE, SIG_IGN);
-                        (void)!::send(fd, "x", 1, 0);
-                        ::close(fd);
-                        ::_exit(0);
-                      }
-                      ::close(gate[0]);
-                      WarmAs(fd, true);
-                      Barrier();
-                      ::kill(::getpid(), SIGKILL);
-                    }
-                    ::close(fd);
-                    ::close(done[1]);
-                    char byte;
-                    Result("child's end", ::read(done[0], &byte, 1));
-                    ::waitpid(middle, nullptr, 0);
-                  });
+Case owner_killed(
+    "untouched_parent_is_killed",
+    [](int fd) {
+      WarmAs(fd, false);
+      WarmAs(fd, false);
+      Barrier();
+      int error = 0;
+      Drain(fd, &error);
+      Log("over");
+    },
+    [](int fd) {
+      int done[2];
+      CHECK_THAT(::pipe(done) == 0);
+      const pid_t middle = ::fork();
+      if (middle == 0) {
+        ::close(done[0]);
+        WarmAs(fd, true);
+        int gate[2];
+        CHECK_THAT(::pipe(gate) == 0);
+        if (::fork() == 0) {
+          ::close(gate[1]);
+          char byte;
+          (void)!::read(gate[0], &byte, 1);
+          ::signal(SIGPIPE, SIG_IGN);
+          (void)!::send(fd, "x", 1, 0);
+          ::close(fd);
+          ::_exit(0);
+        }
+        ::close(gate[0]);
+        WarmAs(fd, true);
+        Barrier();
+        ::kill(::getpid(), SIGKILL);
+      }
+      ::close(fd);
+      ::close(done[1]);
+      char byte;
+      Result("child's end", ::read(done[0], &byte, 1));
+      ::waitpid(middle, nullptr, 0);
+    });
 
-Case generations("untouched_grandchild",
-                 [](int fd) {
-                   EchoWarm(fd, 2);
-                   Echo(fd, 300);
-                   LogDrain(fd);
-                 },
-                 [](int fd) {
-                   Child child([fd] {
-                     Child grandchild([fd] { Call(fd, 100); });
-                     Child untouched([] {});
-                     grandchild.Ends();
-                     untouched.Ends();
-                     Call(fd, 100);
-                   });
-                   Warm(fd);
-                   Child other([fd] {
-                     if (::fork() == 0) ::_exit(0);
-                     ::wait(nullptr);
-                     ::close(fd);
-                   });
-                   other.Ends();
-                   Warm(fd);
-                   child.Ends();
-                   Call(fd, 100);
-                   ::close(fd);
-                 });
+Case generations(
+    "untouched_grandchild",
+    [](int fd) {
+      EchoWarm(fd, 2);
+      Echo(fd, 300);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child child([fd] {
+        Child grandchild([fd] { Call(fd, 100); });
+        Child untouched([] {});
+        grandchild.Ends();
+        untouched.Ends();
+        Call(fd, 100);
+      });
+      Warm(fd);
+      Child other([fd] {
+        if (::fork() == 0) ::_exit(0);
+        ::wait(nullptr);
+        ::close(fd);
+      });
+      other.Ends();
+      Warm(fd);
+      child.Ends();
+      Call(fd, 100);
+      ::close(fd);
+    });
 
 // exec closes the connection, or hands it on; and fails.
-Case execs("untouched_child_execs",
-           [](int fd) {
-             EchoWarm(fd, 2);
-             Echo(fd, 100);
-             LogDrain(fd);
-           },
-           [](int fd) {
-             ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-             Child child([] { ::execl("/bin/true", "true", nullptr); });
-             Child fails([fd] {
-               ::execl("/no/such/file", "file", nullptr);
-               Call(fd, 50);
-             });
-             Warm(fd);
-             child.Ends();
-             Warm(fd);
-             fails.Ends();
-             Call(fd, 50);
-             ::close(fd);
-           });
-Case spawns("untouched_child_spawns",
-            [](int fd) {
-              Warm(fd);
-              SpeakToCat(fd);
-              LogDrain(fd);
-            },
-            [](int fd) {
-              Child child([fd] {
-                posix_spawn_file_actions_t actions;
-                ::posix_spawn_file_actions_init(&actions);
-                ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
-                ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
-                char cat[] = "cat";
-                char* const arguments[] = {cat, nullptr};
-                pid_t pid = 0;
-                CHECK_THAT(::posix_spawnp(&pid, "cat", &actions, nullptr,
-                                          arguments, environ) == 0);
-                ::close(fd);
-                LogChild(pid);
-              });
-              Warm(fd);
-              child.Go();
-              ::close(fd);
-              child.Await();
-            });
-Case vforks("untouched_child_vforks",
-            [](int fd) {
-              Warm(fd);
-              SpeakToCat(fd);
-              LogDrain(fd);
-            },
-            [](int fd) {
-              Child child([fd] {
-                const pid_t pid = ::vfork();
-                if (pid == 0) {
-                  ::dup2(fd, 0);
-                  ::dup2(fd, 1);
-                  ::execlp("cat", "cat", nullptr);
-                  ::_exit(1);
-                }
-                ::close(fd);
-                LogChild(pid);
-              });
-              Warm(fd);
-              child.Go();
-              ::close(fd);
-              child.Await();
-            });
+Case execs(
+    "untouched_child_execs",
+    [](int fd) {
+      EchoWarm(fd, 2);
+      Echo(fd, 100);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      Child child([] { ::execl("/bin/true", "true", nullptr); });
+      Child fails([fd] {
+        ::execl("/no/such/file", "file", nullptr);
+        Call(fd, 50);
+      });
+      Warm(fd);
+      child.Ends();
+      Warm(fd);
+      fails.Ends();
+      Call(fd, 50);
+      ::close(fd);
+    });
+Case spawns(
+    "untouched_child_spawns",
+    [](int fd) {
+      Warm(fd);
+      SpeakToCat(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child child([fd] {
+        posix_spawn_file_actions_t actions;
+        ::posix_spawn_file_actions_init(&actions);
+        ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
+        ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
+        char cat[] = "cat";
+        char* const arguments[] = {cat, nullptr};
+        pid_t pid = 0;
+        CHECK_THAT(::posix_spawnp(&pid, "cat", &actions, nullptr, arguments,
+                                  environ) == 0);
+        ::close(fd);
+        LogChild(pid);
+      });
+      Warm(fd);
+      child.Go();
+      ::close(fd);
+      child.Await();
+    });
+Case vforks(
+    "untouched_child_vforks",
+    [](int fd) {
+      Warm(fd);
+      SpeakToCat(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Child child([fd] {
+        const pid_t pid = ::vfork();
+        if (pid == 0) {
+          ::dup2(fd, 0);
+          ::dup2(fd, 1);
+          ::execlp("cat", "cat", nullptr);
+          ::_exit(1);
+        }
+        ::close(fd);
+        LogChild(pid);
+      });
+      Warm(fd);
+      child.Go();
+      ::close(fd);
+      child.Await();
+    });
 
 // Threads go on while their process forks; some children use the connection.
-Case threads("untouched_beside_threads",
-             [](int fd) {
-               Echo(fd, 4000);
-               LogDrain(fd);
-             },
-             [](int fd) {
-               std::thread caller([fd] { Call(fd, 4000); });
-               for (int i = 0; i < 30; ++i) {
-                 const pid_t child = ::fork();
-                 CHECK_THAT(child >= 0);
-                 if (child == 0) {
-                   int error = 0;
-                   socklen_t size = sizeof error;
-                   if (i % 3 == 0) {
-                     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-                   }
-                   if (i % 3 == 1) ::close(fd);
-                   ::_exit(0);
-                 }
-                 CHECK_THAT(::waitpid(child, nullptr, 0) == child);
-               }
-               caller.join();
-               ::close(fd);
-             });
+Case threads(
+    "untouched_beside_threads",
+    [](int fd) {
+      Echo(fd, 4000);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      std::thread caller([fd] { Call(fd, 4000); });
+      for (int i = 0; i < 30; ++i) {
+        const pid_t child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child == 0) {
+          int error = 0;
+          socklen_t size = sizeof error;
+          if (i % 3 == 0) {
+            ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+          }
+          if (i % 3 == 1) ::close(fd);
+          ::_exit(0);
+        }
+        CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+      }
+      caller.join();
+      ::close(fd);
+    });
 
 }  // namespace
