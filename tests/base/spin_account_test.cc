@@ -19,7 +19,7 @@ constexpr std::uint32_t kMostUs = 100;
 constexpr double kSavedNs = 3'500;
 constexpr double kSleepNs = 9'500;
 
-struct Run {
+struct Outcome {
   double spun_ns = 0;    // in all
   double over_tcp = 0;   // CPU time beyond TCP's, for a wait
   double over_sleep = 0; // CPU time beyond that without spinning, for a wait
@@ -28,10 +28,10 @@ struct Run {
 
 // A thread that waits `waits` times.  `gap` is how long the next wait lasts in
 // nanoseconds, and `asleep` whether the message before had to wake the peer.
-Run Simulate(int waits, const std::function<double(bool slept)>& gap,
+Outcome Simulate(int waits, const std::function<double(bool slept)>& gap,
              const std::function<bool()>& asleep) {
   SpinAccount account;
-  Run run;
+  Outcome run;
   double cpu = 0;
   bool slept = true;
   std::uint32_t us = kMostUs;
@@ -86,7 +86,7 @@ TEST(SpinAccount, NeverCostsMoreThanTcp) {
   for (const double rate : {100, 2'000, 10'000, 20'000, 50'000, 60'000, 80'000,
                             120'000, 400'000}) {
     for (const bool asleep : {false, true}) {
-      const Run run =
+      const Outcome run =
           Simulate(200'000, Arrivals(1e9 / rate), [&] { return asleep; });
       EXPECT_LT(run.over_tcp, 100) << rate << " a second, " << asleep;
     }
@@ -95,7 +95,7 @@ TEST(SpinAccount, NeverCostsMoreThanTcp) {
 
 TEST(SpinAccount, AServiceWhosePeersSleepSleeps) {
   for (const double rate : {100, 2'000, 10'000, 20'000}) {
-    const Run run =
+    const Outcome run =
         Simulate(200'000, Arrivals(1e9 / rate), [] { return true; });
     EXPECT_LT(run.over_sleep, kSavedNs / 4) << rate;
     EXPECT_LT(run.found, 0.01) << rate;
@@ -107,7 +107,7 @@ TEST(SpinAccount, AClosedLoopSpinsForEver) {
   // thousand comes late.
   for (const double answer_ns : {800, 3'000, 12'000}) {
     int i = 0;
-    const Run run = Simulate(
+    const Outcome run = Simulate(
         100'000,
         [&](bool) { return ++i % 1'000 == 0 ? 500'000.0 : answer_ns; },
         [] { return false; });
