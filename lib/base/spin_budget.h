@@ -88,10 +88,10 @@ struct SpinBudget {
     if (held) return;
     const std::uint64_t limit = kLimitUs * ticks_per_us;
     lost = std::min(lost, limit);
-    const std::uint64_t least = std::min(
-        std::max(kLeastUs * ticks_per_us, kLeastTimes * lost), limit);
-    const std::uint64_t most = std::min(
-        std::max(kMostUs * ticks_per_us, kMostTimes * lost), limit);
+    const std::uint64_t least =
+        std::min(std::max(kLeastUs * ticks_per_us, kLeastTimes * lost), limit);
+    const std::uint64_t most =
+        std::min(std::max(kMostUs * ticks_per_us, kMostTimes * lost), limit);
     // The time of the loss does not count as a time without loss.
     const bool soon = hold != 0 && now - hold_end <= 4 * hold + lost;
     hold = soon ? std::clamp(2 * hold, least, most) : least;

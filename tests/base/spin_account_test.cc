@@ -20,16 +20,16 @@ constexpr double kSavedNs = 3'500;
 constexpr double kSleepNs = 9'500;
 
 struct Outcome {
-  double spun_ns = 0;    // in all
-  double over_tcp = 0;   // CPU time beyond TCP's, for a wait
-  double over_sleep = 0; // CPU time beyond that without spinning, for a wait
-  double found = 0;      // part of the waits that did not sleep
+  double spun_ns = 0;     // in all
+  double over_tcp = 0;    // CPU time beyond TCP's, for a wait
+  double over_sleep = 0;  // CPU time beyond that without spinning, for a wait
+  double found = 0;       // part of the waits that did not sleep
 };
 
 // A thread that waits `waits` times.  `gap` is how long the next wait lasts in
 // nanoseconds, and `asleep` whether the message before had to wake the peer.
 Outcome Simulate(int waits, const std::function<double(bool slept)>& gap,
-             const std::function<bool()>& asleep) {
+                 const std::function<bool()>& asleep) {
   SpinAccount account;
   Outcome run;
   double cpu = 0;
@@ -83,8 +83,8 @@ class Arrivals {
 
 TEST(SpinAccount, NeverCostsMoreThanTcp) {
   // From 100 requests a second to more than a server can answer.
-  for (const double rate : {100, 2'000, 10'000, 20'000, 50'000, 60'000, 80'000,
-                            120'000, 400'000}) {
+  for (const double rate :
+       {100, 2'000, 10'000, 20'000, 50'000, 60'000, 80'000, 120'000, 400'000}) {
     for (const bool asleep : {false, true}) {
       const Outcome run =
           Simulate(200'000, Arrivals(1e9 / rate), [&] { return asleep; });
@@ -108,8 +108,7 @@ TEST(SpinAccount, AClosedLoopSpinsForEver) {
   for (const double answer_ns : {800, 3'000, 12'000}) {
     int i = 0;
     const Outcome run = Simulate(
-        100'000,
-        [&](bool) { return ++i % 1'000 == 0 ? 500'000.0 : answer_ns; },
+        100'000, [&](bool) { return ++i % 1'000 == 0 ? 500'000.0 : answer_ns; },
         [] { return false; });
     EXPECT_GT(run.found, 0.99) << answer_ns;
   }
