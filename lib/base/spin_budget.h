@@ -50,8 +50,11 @@ struct SpinBudget {
   // that of the wait which asks: the spin or the sleep tells of that.
   void Count(const void* of, std::uint32_t count) {
     if (!earned) return;
-    const std::uint32_t more = count - counted;
-    if (of == counted_of && more > 1) account.Quick(more - 1);
+    // A count that begins anew says nothing.
+    const auto more = static_cast<std::int32_t>(count - counted);
+    if (of == counted_of && more > 1) {
+      account.Quick(static_cast<std::uint32_t>(more - 1));
+    }
     counted_of = of;
     counted = count;
   }

@@ -1,6 +1,7 @@
 // What a thread may spin.  Arrivals are simulated: the clock is the test's own.
 
 #include "lib/base/spin_account.h"
+#include "lib/base/spin_budget.h"
 
 #include <gtest/gtest.h>
 
@@ -140,6 +141,20 @@ TEST(SpinAccount, ATryInVainCostsAllThatWasSaved) {
   account.Missed(100'000);
   EXPECT_EQ(0u, account.AllowedAsleepUs(kMostUs));
   EXPECT_EQ(0u, account.AllowedUs(kMostUs));
+}
+
+TEST(SpinAccount, ACountThatBeginsAnewEarnsNothing) {
+  SpinBudget budget;
+  budget.Begin(kMostUs, true);
+  const int set = 0;
+  budget.Count(&set, 7);
+  budget.account.Missed(SpinAccount::kMostNs);
+  const std::int32_t before = budget.account.credit_ns();
+  budget.Count(&set, 0);
+  budget.Count(&set, 1);
+  EXPECT_EQ(before, budget.account.credit_ns());
+  budget.Count(&set, 4);
+  EXPECT_EQ(before + 2 * SpinAccount::kQuickNs, budget.account.credit_ns());
 }
 
 TEST(SpinAccount, WhatIsSavedHasABound) {
