@@ -287,8 +287,8 @@ class RuleReader {
   }
 
   bool OfProcess() const {
-    return process_.sets_profile || process_.sets_spin || process_.sets_qps || process_.sets_pinned ||
-           process_.sets_shared || process_.sets_ring;
+    return process_.sets_profile || process_.sets_spin || process_.sets_qps ||
+           process_.sets_pinned || process_.sets_shared || process_.sets_ring;
   }
   bool OfLane() const {
     return rule_.sets_lanes || rule_.promote != Rule::Promote::kUnset ||

@@ -51,6 +51,10 @@ class SpinAccount {
     Add(trying_ ? -kMostNs : -kLooksNs - spent_ns);
     trying_ = false;
   }
+  // One wait has told of so many more events.
+  void Beside(int events) {
+    Add(std::int64_t{std::min(events, 1'024)} * kSleptNs);
+  }
   // So many messages have moved without a spin or a sleep.
   void Quick(std::uint32_t times) {
     constexpr std::uint32_t kMostTimes = kMostNs / kQuickNs;

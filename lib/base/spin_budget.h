@@ -50,8 +50,11 @@ struct SpinBudget {
   // that of the wait which asks: the spin or the sleep tells of that.
   void Count(const void* of, std::uint32_t count) {
     if (!earned) return;
-    const std::uint32_t more = count - counted;
-    if (of == counted_of && more > 1) account.Quick(more - 1);
+    // A count that begins anew says nothing.
+    const auto more = static_cast<std::int32_t>(count - counted);
+    if (of == counted_of && more > 1) {
+      account.Quick(static_cast<std::uint32_t>(more - 1));
+    }
     counted_of = of;
     counted = count;
   }
@@ -88,10 +91,10 @@ struct SpinBudget {
     if (held) return;
     const std::uint64_t limit = kLimitUs * ticks_per_us;
     lost = std::min(lost, limit);
-    const std::uint64_t least = std::min(
-        std::max(kLeastUs * ticks_per_us, kLeastTimes * lost), limit);
-    const std::uint64_t most = std::min(
-        std::max(kMostUs * ticks_per_us, kMostTimes * lost), limit);
+    const std::uint64_t least =
+        std::min(std::max(kLeastUs * ticks_per_us, kLeastTimes * lost), limit);
+    const std::uint64_t most =
+        std::min(std::max(kMostUs * ticks_per_us, kMostTimes * lost), limit);
     // The time of the loss does not count as a time without loss.
     const bool soon = hold != 0 && now - hold_end <= 4 * hold + lost;
     hold = soon ? std::clamp(2 * hold, least, most) : least;

@@ -61,6 +61,7 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
 
 // The loop's looks since idle_since_ are one spin.
 void EpollSet::EndIdle(bool found) {
+  BeginThread();
   const std::uint64_t since = idle_since_.load(std::memory_order_relaxed);
   if (since == 0) return;
   idle_since_.store(0, std::memory_order_relaxed);

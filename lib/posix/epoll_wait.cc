@@ -506,6 +506,7 @@ bool EpollSet::WaitCall::Sleep() {
 
 // Returns the result, and leaves nothing behind for which no thread is awake.
 [[gnu::always_inline]] inline int EpollSet::WaitCall::Finish() {
+  if (result_ > 1 && tls_spin.earned) tls_spin.account.Beside(result_ - 1);
   // A thread that leaves work behind wakes the next thread.
   if (result_ > 0 && set_->ready_count_.load(std::memory_order_seq_cst) > 0) {
     Registry::KickSleepers(set_);

@@ -99,6 +99,7 @@ class Spinner {
   // start.  Ticks, since without a vDSO the clock is a system call.  `came`:
   // something on a lane has ended the sleep.
   static void Slept(std::uint64_t since, bool came) {
+    BeginThread();
     tls_spin.Slept(base::Ticks() - since, came, base::GetConfig().spin_us);
   }
 

@@ -1,6 +1,7 @@
 // What a thread may spin.  Arrivals are simulated: the clock is the test's own.
 
 #include "lib/base/spin_account.h"
+#include "lib/base/spin_budget.h"
 
 #include <gtest/gtest.h>
 
@@ -19,19 +20,19 @@ constexpr std::uint32_t kMostUs = 100;
 constexpr double kSavedNs = 3'500;
 constexpr double kSleepNs = 9'500;
 
-struct Run {
-  double spun_ns = 0;    // in all
-  double over_tcp = 0;   // CPU time beyond TCP's, for a wait
-  double over_sleep = 0; // CPU time beyond that without spinning, for a wait
-  double found = 0;      // part of the waits that did not sleep
+struct Outcome {
+  double spun_ns = 0;     // in all
+  double over_tcp = 0;    // CPU time beyond TCP's, for a wait
+  double over_sleep = 0;  // CPU time beyond that without spinning, for a wait
+  double found = 0;       // part of the waits that did not sleep
 };
 
 // A thread that waits `waits` times.  `gap` is how long the next wait lasts in
 // nanoseconds, and `asleep` whether the message before had to wake the peer.
-Run Simulate(int waits, const std::function<double(bool slept)>& gap,
-             const std::function<bool()>& asleep) {
+Outcome Simulate(int waits, const std::function<double(bool slept)>& gap,
+                 const std::function<bool()>& asleep) {
   SpinAccount account;
-  Run run;
+  Outcome run;
   double cpu = 0;
   bool slept = true;
   std::uint32_t us = kMostUs;
@@ -83,10 +84,10 @@ class Arrivals {
 
 TEST(SpinAccount, NeverCostsMoreThanTcp) {
   // From 100 requests a second to more than a server can answer.
-  for (const double rate : {100, 2'000, 10'000, 20'000, 50'000, 60'000, 80'000,
-                            120'000, 400'000}) {
+  for (const double rate :
+       {100, 2'000, 10'000, 20'000, 50'000, 60'000, 80'000, 120'000, 400'000}) {
     for (const bool asleep : {false, true}) {
-      const Run run =
+      const Outcome run =
           Simulate(200'000, Arrivals(1e9 / rate), [&] { return asleep; });
       EXPECT_LT(run.over_tcp, 100) << rate << " a second, " << asleep;
     }
@@ -95,7 +96,7 @@ TEST(SpinAccount, NeverCostsMoreThanTcp) {
 
 TEST(SpinAccount, AServiceWhosePeersSleepSleeps) {
   for (const double rate : {100, 2'000, 10'000, 20'000}) {
-    const Run run =
+    const Outcome run =
         Simulate(200'000, Arrivals(1e9 / rate), [] { return true; });
     EXPECT_LT(run.over_sleep, kSavedNs / 4) << rate;
     EXPECT_LT(run.found, 0.01) << rate;
@@ -107,9 +108,8 @@ TEST(SpinAccount, AClosedLoopSpinsForEver) {
   // thousand comes late.
   for (const double answer_ns : {800, 3'000, 12'000}) {
     int i = 0;
-    const Run run = Simulate(
-        100'000,
-        [&](bool) { return ++i % 1'000 == 0 ? 500'000.0 : answer_ns; },
+    const Outcome run = Simulate(
+        100'000, [&](bool) { return ++i % 1'000 == 0 ? 500'000.0 : answer_ns; },
         [] { return false; });
     EXPECT_GT(run.found, 0.99) << answer_ns;
   }
@@ -141,6 +141,20 @@ TEST(SpinAccount, ATryInVainCostsAllThatWasSaved) {
   account.Missed(100'000);
   EXPECT_EQ(0u, account.AllowedAsleepUs(kMostUs));
   EXPECT_EQ(0u, account.AllowedUs(kMostUs));
+}
+
+TEST(SpinAccount, ACountThatBeginsAnewEarnsNothing) {
+  SpinBudget budget;
+  budget.Begin(kMostUs, true);
+  const int set = 0;
+  budget.Count(&set, 7);
+  budget.account.Missed(SpinAccount::kMostNs);
+  const std::int32_t before = budget.account.credit_ns();
+  budget.Count(&set, 0);
+  budget.Count(&set, 1);
+  EXPECT_EQ(before, budget.account.credit_ns());
+  budget.Count(&set, 4);
+  EXPECT_EQ(before + 2 * SpinAccount::kQuickNs, budget.account.credit_ns());
 }
 
 TEST(SpinAccount, WhatIsSavedHasABound) {

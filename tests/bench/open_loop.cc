@@ -207,8 +207,8 @@ class Client {
 
   double Percentile(double part) const {
     if (latencies_.empty()) return 0;
-    const auto at = static_cast<std::size_t>(
-        part * static_cast<double>(latencies_.size()));
+    const auto at =
+        static_cast<std::size_t>(part * static_cast<double>(latencies_.size()));
     return static_cast<double>(
                latencies_[std::min(at, latencies_.size() - 1)]) /
            1e3;
@@ -313,8 +313,7 @@ int main(int argc, char** argv) {
   app.add_option("--seed", options.seed)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   bench::RaiseDescriptorLimit();
-  return bench::RunEnds(
-      options.ends, Serve, [&options](std::uint16_t port) {
-        Client(options, port).Run();
-      });
+  return bench::RunEnds(options.ends, Serve, [&options](std::uint16_t port) {
+    Client(options, port).Run();
+  });
 }

@@ -49,7 +49,8 @@ TEST(Spin, LossesAreASmallPartOfTheTime) {
   // One who works beside it, two, thirty; a machine whose turns are short.
   for (const std::uint64_t lost_us : {200, 3'000, 6'000, 75'000}) {
     for (const std::uint64_t every_us : {20, 1'000, 10'000, 60'000}) {
-      SpinBudget budget{.us = kSpinUs};
+      SpinBudget budget;
+      budget.us = kSpinUs;
       std::uint64_t now_us = 1'000'000;
       const Outcome run = Busy(&budget, every_us, lost_us, 20'000'000, &now_us);
       EXPECT_LT(run.lost, 0.125) << lost_us << " us each " << every_us;
@@ -59,7 +60,8 @@ TEST(Spin, LossesAreASmallPartOfTheTime) {
 }
 
 TEST(Spin, AShortLossCostsTwoMilliseconds) {
-  SpinBudget budget{.us = kSpinUs};
+  SpinBudget budget;
+  budget.us = kSpinUs;
   const std::uint64_t now = 1'000'000 * base::ticks_per_us;
   budget.Lost(90 * base::ticks_per_us, now);
   EXPECT_FALSE(budget.Held(now));
@@ -72,7 +74,8 @@ TEST(Spin, AShortLossCostsTwoMilliseconds) {
 }
 
 TEST(Spin, SpinsAgainWhenTheOthersHaveGone) {
-  SpinBudget budget{.us = kSpinUs};
+  SpinBudget budget;
+  budget.us = kSpinUs;
   std::uint64_t now_us = 1'000'000;
   Busy(&budget, 100, 75'000, 60'000'000, &now_us);
   // However long it was: two seconds.
@@ -87,7 +90,8 @@ TEST(Spin, SpinsAgainWhenTheOthersHaveGone) {
 }
 
 TEST(Spin, AStoppedMachineSaysNothing) {
-  SpinBudget budget{.us = kSpinUs};
+  SpinBudget budget;
+  budget.us = kSpinUs;
   const std::uint64_t now = 1'000'000'000 * base::ticks_per_us;
   budget.Lost(600'000'000 * base::ticks_per_us, now);
   EXPECT_TRUE(budget.Held(now));

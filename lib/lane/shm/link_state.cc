@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "lib/base/config.h"
-#include "lib/base/spin_budget.h"
 #include "lib/base/critical.h"
+#include "lib/base/spin_budget.h"
 #include "lib/lane/shm/bells.h"
 #include "lib/lane/shm/memory.h"
 

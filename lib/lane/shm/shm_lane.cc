@@ -6,13 +6,13 @@
 #include <cstring>
 #include <utility>
 
-#include "lib/base/config.h"
-#include "lib/base/spin_budget.h"
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
+#include "lib/base/config.h"
 #include "lib/base/latch.h"
 #include "lib/base/pool.h"
 #include "lib/base/sleep.h"
+#include "lib/base/spin_budget.h"
 #include "lib/lane/iov_cursor.h"
 #include "lib/lane/read_landed.h"
 #include "lib/lane/shm/link_state.h"

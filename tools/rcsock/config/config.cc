@@ -184,8 +184,7 @@ std::string PromoteOf(const toml::node& node) {
 std::string ProfileOf(const toml::node& node) {
   const auto text = node.value_exact<std::string>();
   if (!text || !OneOf(*text, {"latency", "balanced", "efficient"})) {
-    throw Wrong(node,
-                "profile is \"latency\", \"balanced\" or \"efficient\"");
+    throw Wrong(node, "profile is \"latency\", \"balanced\" or \"efficient\"");
   }
   return "profile=" + *text;
 }
