@@ -1,7 +1,6 @@
 // What a thread may spin.  Arrivals are simulated: the clock is the test's own.
 
 #include "lib/base/spin_account.h"
-#include "lib/base/spin_budget.h"
 
 #include <gtest/gtest.h>
 
@@ -9,6 +8,8 @@
 #include <cstdint>
 #include <functional>
 #include <random>
+
+#include "lib/base/spin_budget.h"
 
 namespace rcsock::base {
 namespace {
