@@ -256,8 +256,10 @@ void HideAfterExec() {
   ForEachHidden([](Sock* sock) { sock->HideAfterExec(); });
 }
 
+// stdio writes what it still has behind the handlers of exit. Sock::Reveal then
+// takes the count back.
 void LeaveHiddenAtExit() {
-  ForEachHidden([](Sock* sock) { sock->LetGo(); });
+  ForEachHidden([](Sock* sock) { sock->LeaveHiddenForExec(); });
 }
 
 }  // namespace rcsock::posix

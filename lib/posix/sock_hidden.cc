@@ -159,6 +159,7 @@ void Sock::AskOwner() {
 }
 
 void Sock::Reveal() {
+  if (hidden_.load() == Unused::kLeaves) HideAfterExec();
   AskOwner();
   if (hidden_.load() != Unused::kAsks) return;
   Holding* const all = FindHolding(holders_);

@@ -160,8 +160,6 @@ void Core::TearDown() {
     for (auto& [seeker, session] : seekers_) sessions.push_back(session);
     handler = std::move(handler_);
     tasks = std::move(tasks_);
-    for (auto& session : fresh_) sessions.push_back(std::move(session));
-    fresh_.clear();
   }
   for (auto& session : sessions) {
     session->Fail(base::Reason::kNoThread, false);
@@ -173,8 +171,6 @@ void Core::TearDown() {
   if (rdma_ != nullptr) rdma_->Close();
   rdma_.reset();
   timers_.clear();
-  pace_.clear();
-  place_timer_.cancel();
   lanes.clear();
   // The descriptors of these two belong to other objects.
   if (bell_ != nullptr && bell_->is_open()) {
@@ -441,55 +437,6 @@ std::uint32_t Core::NextEpoch() {
 
 bool Core::RandomBytes(void* to, std::size_t length) {
   return ::getrandom(to, length, 0) == static_cast<ssize_t>(length);
-}
-
-bool Core::MayBegin() {
-  step.AssertHeld();
-  return pace_.empty() && pace_.Free(std::chrono::steady_clock::now());
-}
-
-void Core::Enter(const Session* session) {
-  step.AssertHeld();
-  pace_.Enter(session, std::chrono::steady_clock::now());
-}
-
-void Core::WaitInLine(std::weak_ptr<Session> session) {
-  step.AssertHeld();
-  pace_.Wait(std::move(session));
-  AdvanceLater();
-}
-
-void Core::Leave(const Session* session) {
-  step.AssertHeld();
-  if (pace_.Leave(session) && !pace_.empty()) AdvanceLater();
-}
-
-// Behind all that is due now.  So streams that are under way have their turns
-// before the next stream begins.
-void Core::AdvanceLater() {
-  step.AssertHeld();
-  if (std::exchange(advances_, true)) return;
-  boost::asio::post(io, [this] {
-    Step hold(this);
-    Advance();
-  });
-}
-
-void Core::Advance() {
-  step.AssertHeld();
-  advances_ = false;
-  if (pace_.empty()) return;
-  if (!pace_.Free(std::chrono::steady_clock::now())) {
-    place_timer_.expires_at(pace_.NextFree());
-    place_timer_.async_wait([this](const error_code& error) {
-      if (error) return;
-      Step hold(this);
-      AdvanceLater();
-    });
-    return;
-  }
-  if (const auto next = pace_.Next()) next->FromLine();
-  if (!pace_.empty()) AdvanceLater();
 }
 
 void Core::NextInQueue() {

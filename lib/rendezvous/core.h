@@ -7,7 +7,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -20,7 +19,6 @@
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/inspection.h"
 #include "lib/rendezvous/neighbours.h"
-#include "lib/rendezvous/pace.h"
 #include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/silent.h"
@@ -80,14 +78,6 @@ class Core {
   WaitingLine<Session> queue;
   // Called when a binder has gone.
   void NextInQueue();
-  // Whether a search may begin now, past those in line.
-  bool MayBegin();
-  // The search is under way.
-  void Enter(const Session* session);
-  // The search waits until fewer others are under way.
-  void WaitInLine(std::weak_ptr<Session> session);
-  // The search is over, or does nothing but wait.
-  void Leave(const Session* session);
 
   // --- RDMA
   // Makes the RDMA state on first use.  Returns null and sets *why_not if it
@@ -191,9 +181,6 @@ class Core {
   bool PostLocked(Task&& task) RC_REQUIRES(table_latch_);
   template <typename Task>
   bool Here(Task&& task, bool meets = true);
-  void BeginNext();
-  void Advance();
-  void AdvanceLater();
   std::shared_ptr<Session> SessionOf(Seeker* seeker);  // null: none
 
   Conductor* const conductor_;
@@ -210,9 +197,6 @@ class Core {
       step);
   std::vector<std::shared_ptr<PeerLink>> links_ RC_GUARDED_BY(step);
   std::uint64_t max_shared_ = 0;  // once it has been read
-  Pace<Session> pace_ RC_GUARDED_BY(step);
-  bool advances_ RC_GUARDED_BY(step) = false;  // a turn of Advance is to come
-  boost::asio::steady_timer place_timer_{io};
   // LookAtSelf is under way.
   bool at_self_ RC_GUARDED_BY(step) = false;
   std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);
@@ -228,9 +212,6 @@ class Core {
   bool accepting_ RC_GUARDED_BY(table_latch_) = true;
   std::unordered_map<const Seeker*, std::shared_ptr<Session>> seekers_
       RC_GUARDED_BY(table_latch_);
-  // Searches that are to begin, one in a turn, and whether a turn is to come.
-  std::deque<std::shared_ptr<Session>> fresh_ RC_GUARDED_BY(table_latch_);
-  bool begins_ RC_GUARDED_BY(table_latch_) = false;
   Tasks tasks_ RC_GUARDED_BY(table_latch_);
   std::uint64_t next_timer_ RC_GUARDED_BY(table_latch_) = 0;
   Handler handler_ RC_GUARDED_BY(table_latch_);

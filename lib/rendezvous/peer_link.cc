@@ -385,7 +385,6 @@ void PeerLink::Die(base::Reason reason) {
 
 void PeerLink::OnPacket(Packet& packet) {
   if (dead_) return;
-  heard_ = std::chrono::steady_clock::now();
   if (!Handle(packet)) return Die(base::Reason::kProtocol);
   // After any message, since it may stand for a RUNG that found no room.
   core_->RingBells(link_->TakeRung());

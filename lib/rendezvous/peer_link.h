@@ -84,10 +84,6 @@ class PeerLink : public ChannelOwner,
   void Delivered(int index, std::shared_ptr<Seeker> seeker);
   // Whether a stream has had a lane of this link.
   bool delivered() const { return delivered_; }
-  // Whether the peer has said anything lately.
-  bool HeardWithin(std::chrono::steady_clock::duration time) const {
-    return heard_ + time > std::chrono::steady_clock::now();
-  }
   std::chrono::steady_clock::time_point begun() const { return begun_; }
   // This side has let go of the stream.  Sends CLOSED.
   void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
@@ -178,7 +174,6 @@ class PeerLink : public ChannelOwner,
   std::vector<std::shared_ptr<Session>> pending_;  // side 0: waits for LINK_ACK
   std::weak_ptr<Session> founder_;
   bool delivered_ = false;
-  std::chrono::steady_clock::time_point heard_;
   const std::chrono::steady_clock::time_point begun_ =
       std::chrono::steady_clock::now();
   const PeerProcess process_;

@@ -39,9 +39,6 @@ constexpr int kMaxTries = 5;
 // How long an offer may go without an answer.  Then the session goes to the
 // name.
 constexpr milliseconds kOfferLimit{5};
-// How often an end waits for that time, while its peer works through a line of
-// searches and makes an offer for each in its turn.
-constexpr int kMostWaits = 100;
 constexpr int kBacklog = 8;
 
 stream::Role OtherRole(stream::Role role) {
@@ -110,24 +107,12 @@ void Session::Begin() {
                       core_->plain.Has(peer_address_, peer_port_);
   if (!List(local_address)) return;
   if (by_shm) {
-    if (core_->MayBegin()) return FromLine();
-    // An offer that is there only needs its answer.
-    const auto link = core_->FindOffer(tuple_, role_);
-    if (link != nullptr && link->TakeOffer(shared_from_this())) return;
-    state_ = State::kInLine;
-    core_->WaitInLine(weak_from_this());
+    if (!TryLinks()) TryName();
     return;
   }
   rdma_ = std::make_shared<RdmaMeeting>(core_, this);
   const auto meeting = rdma_;  // it may end at once
   meeting->Begin(local_address, ScopeOf(local), peer_address_, peer_port_);
-}
-
-void Session::FromLine() {
-  if (cancelled()) return Fail(base::Reason::kNone, false);
-  state_ = State::kStart;
-  core_->Enter(this);
-  if (!TryLinks()) TryName();
 }
 
 base::Reason Session::ReadNames(sockaddr_storage* local,
@@ -181,9 +166,7 @@ bool Session::BeginOverLink() {
       core_->FindSession(tuple, OtherRole(role_)) == nullptr) {
     return false;
   }
-  if (!List(local_address)) return true;
-  core_->Enter(this);
-  return TryLinks();
+  return !List(local_address) || TryLinks();
 }
 
 bool Session::NewNonce() {
@@ -346,7 +329,6 @@ void Session::Queue() {
   }
   if (now >= *patience_) return Fail(base::Reason::kTooMany, false);
   state_ = State::kQueued;
-  core_->Leave(this);
   StartTimer(std::chrono::ceil<milliseconds>(*patience_ - now));
   core_->queue.Add(weak_from_this());
 }
@@ -520,7 +502,6 @@ bool Session::Expects(const PeerLink& link) const {
   if (cancelled() || rdma_ != nullptr) return false;
   switch (state_) {
     case State::kStart:
-    case State::kInLine:
     case State::kOffered:
     case State::kQueued:
     case State::kBinder:
@@ -563,7 +544,6 @@ void Session::Opened(std::shared_ptr<PeerLink> link, int index,
   peers_ = peers;
   CloseListener();
   CloseChannel();
-  core_->Enter(this);
   state_ = State::kAdopting;
   StartTimer(kAdoptLimit);
   if (cancelled()) return Fail(base::Reason::kNone, false);
@@ -669,13 +649,8 @@ void Session::StartTimer(milliseconds limit) {
 void Session::OnTimer() {
   if (cancelled()) return Fail(base::Reason::kNone, false);
   switch (state_) {
-    case State::kOffered:
-      if (OfferMayCome()) {
-        ++waits_;
-        return StartTimer(kOfferLimit);
-      }
-      return TryName();
     case State::kStart:
+    case State::kOffered:
       return TryName();
     case State::kHello:
       if (!from_binder_) return Fail(base::Reason::kTimeout, false);
@@ -706,16 +681,6 @@ void Session::OnTimer() {
   }
 }
 
-bool Session::OfferMayCome() const {
-  if (!offers_.empty() || waits_ >= kMostWaits) return false;
-  for (const Uuid& peer : core_->neighbours.At(peer_address_, ServicePort())) {
-    if (Decides(peer)) continue;
-    const auto link = core_->FindLink(peer, base::OwnUid(), false);
-    if (link != nullptr && link->HeardWithin(kOfferLimit)) return true;
-  }
-  return false;
-}
-
 void Session::CloseListener() {
   if (!listener_fd_.ok()) return;
   if (listener_.is_open()) listener_.release();
@@ -732,7 +697,6 @@ void Session::CloseChannel() {
 
 void Session::Finish() {
   state_ = State::kDone;
-  core_->Leave(this);
   timer_.Stop();
   CloseListener();
   CloseChannel();

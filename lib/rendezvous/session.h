@@ -41,9 +41,6 @@ class Session : public ChannelOwner,
   // conductor reads it.
   void Look();
   bool queued() const { return state_ == State::kQueued; }
-  bool in_line() const { return state_ == State::kInLine; }
-  // Others have made room for this search.
-  void FromLine();
   // The queue gives this session a place to wait at its name.
   void FromQueue();
 
@@ -99,7 +96,6 @@ class Session : public ChannelOwner,
   // may offer.
   enum class State {
     kStart,
-    kInLine,    // enough other searches are under way
     kOffered,   // to processes that this one has met at the service
     kQueued,    // too many binders wait
     kBinder,    // listening at the name
@@ -127,8 +123,6 @@ class Session : public ChannelOwner,
   // Takes back all offers but one, number `but` of `link`.
   void TakeBackOffers(int but = -1, const PeerLink* link = nullptr);
   void OfferEnded(bool known, base::Reason reason);
-  // Whether a process that is to make the offer is at work.
-  bool OfferMayCome() const;
   void TryName();
   void RetrySoon(base::Reason if_exhausted);
   void Queue();
@@ -166,7 +160,6 @@ class Session : public ChannelOwner,
   bool listed_ = false;            // in the core's table of tuples
   bool remembered_plain_ = false;  // no peer was there lately: do not wait
   int tries_ = 0;
-  int waits_ = 0;  // for an offer, kOfferLimit each
   // Until when the session may look for its peer.  Not set until it has queued.
   std::optional<std::chrono::steady_clock::time_point> patience_;
 

@@ -114,29 +114,12 @@ void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
   if (old == nullptr && !tls_in_step && Here([this, &session] {
         step.AssertHeld();
         // After the teardown there are no links.
-        return !links_.empty() && MayBegin() && session->BeginOverLink();
+        return !links_.empty() && session->BeginOverLink();
       })) {
     return;
   }
   base::LatchGuard lock(table_latch_);
-  if (!accepting_) return;
-  fresh_.push_back(session);
-  if (!begins_) begins_ = PostLocked([this] { BeginNext(); });
-}
-
-// One search in a turn.  What is due for streams that are under way comes
-// between.
-void Core::BeginNext() {
-  std::shared_ptr<Session> next;
-  {
-    base::LatchGuard lock(table_latch_);
-    if (!fresh_.empty()) {
-      next = std::move(fresh_.front());
-      fresh_.pop_front();
-    }
-    begins_ = !fresh_.empty() && PostLocked([this] { BeginNext(); });
-  }
-  if (next != nullptr) next->Begin();
+  PostLocked([session] { session->Begin(); });
 }
 
 void Core::Cancel(Seeker* seeker) {
