@@ -340,9 +340,10 @@ class EpollSet final : public File {
   int Enlist(Interest* interest) RC_REQUIRES(ready_latch_);
   int EnlistFirst(Interest* interest) RC_REQUIRES(ready_latch_);
   int Delist(Interest* interest) RC_REQUIRES(ready_latch_);
+  // Tells this thread's SpinBudget of the looks since idle_since_.
+  void EndIdle(bool found);
   // One look, or looks for so many ticks, on behalf of Look.  `now` gets the
   // clock, if it was read.
-  void EndIdle(bool found);
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
               std::uint64_t* now);
   [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity)

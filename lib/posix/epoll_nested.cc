@@ -59,7 +59,7 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
   return filled;
 }
 
-// The loop's looks since idle_since_ are one spin.
+// All looks of a loop that has found nothing meanwhile are one spin.
 void EpollSet::EndIdle(bool found) {
   BeginThread();
   const std::uint64_t since = idle_since_.load(std::memory_order_relaxed);

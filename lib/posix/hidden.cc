@@ -247,19 +247,19 @@ void RevealForExec(bool spawn) {
     if (KeptByExec(sock) || (spawn && sock->in_spawn_actions.load())) {
       sock->Reveal();
     } else if (!spawn) {
-      sock->LeaveHiddenForExec();
+      sock->LeaveUnused();
     }
   });
 }
 
 void HideAfterExec() {
-  ForEachHidden([](Sock* sock) { sock->HideAfterExec(); });
+  ForEachHidden([](Sock* sock) { sock->HideAgain(); });
 }
 
-// stdio writes what it still has behind the handlers of exit. Sock::Reveal then
-// takes the count back.
+// A use may still come: stdio writes what it has behind the handlers of exit.
+// Sock::Reveal then counts the copy again.
 void LeaveHiddenAtExit() {
-  ForEachHidden([](Sock* sock) { sock->LeaveHiddenForExec(); });
+  ForEachHidden([](Sock* sock) { sock->LeaveUnused(); });
 }
 
 }  // namespace rcsock::posix

@@ -520,8 +520,12 @@ class Sock final : public SockLayout {
   void Reveal() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // The stream is hidden no longer.
   void Show();
-  void LeaveHiddenForExec();
-  void HideAfterExec() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // In the child, before exec or the end of the process: takes back the count
+  // of the unused copy.
+  void LeaveUnused();
+  // Counts the copy again, since it is used after all.  If the owner has ended
+  // the connection meanwhile, the numbers name a dead socket.
+  void HideAgain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns how many bytes that were read ahead are shared.  They exist in
   // kUnread only.
   std::size_t UnreadBytes() RC_EXCLUDES(interest_latch);

@@ -159,7 +159,7 @@ void Sock::AskOwner() {
 }
 
 void Sock::Reveal() {
-  if (hidden_.load() == Unused::kLeaves) HideAfterExec();
+  if (hidden_.load() == Unused::kLeaves) HideAgain();
   AskOwner();
   if (hidden_.load() != Unused::kAsks) return;
   Holding* const all = FindHolding(holders_);
@@ -212,7 +212,7 @@ bool Sock::TakeOverLatched(const Holding& all) {
 }
 
 // What exec closes is this process's no more.
-void Sock::LeaveHiddenForExec() {
+void Sock::LeaveUnused() {
   Critical critical;
   const base::LatchGuard hold(hidden_latch);
   Holding* const all = FindHolding(holders_);
@@ -223,7 +223,7 @@ void Sock::LeaveHiddenForExec() {
 
 // The owner may have ended the connection meanwhile, and the place may be
 // another connection's.
-void Sock::HideAfterExec() {
+void Sock::HideAgain() {
   Latched latched(this);
   const base::LatchGuard hold(hidden_latch);
   if (hidden_.load() != Unused::kLeaves) return;

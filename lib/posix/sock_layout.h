@@ -219,7 +219,8 @@ class alignas(64) SockLayout : public File,
   std::atomic<std::uint32_t> fork_{0};  // the last fork counted there
   // This process has the stream from a fork, and has not used it.  kAsks: the
   // process is counted as a holder, and the owner's engine may have the stream.
-  // kLeaves: exec is about to close the connection here.
+  // kLeaves: exec or the end of the process is about to close the connection
+  // here, and the copy is not counted.
   enum class Unused : std::uint8_t { kNo, kYes, kAsks, kLeaves };
   std::atomic<Unused> hidden_{Unused::kNo};
   int ask_fd_ = -1;     // what wakes the owner

@@ -15,12 +15,16 @@ finish() {
   rm -rf "$tmp"
 }
 trap finish EXIT
-port=$((20000 + RANDOM % 10000))
 
 under() { # PROFILE NAME COMMAND...
   LD_PRELOAD=$preload RCSOCK_PROFILE=$1 RCSOCK_STATS=$tmp/$2.json "${@:3}"
 }
+free_port() {
+  python3 -c 'import sys; sys.path.insert(0, "tools"); import measure; print(measure.free_port())'
+}
 run() { # PROFILE
+  local port
+  port=$(free_port)
   rm -f "$tmp"/*.json
   under "$1" server "$program" --role server --port "$port" &
   server=$!
@@ -28,7 +32,6 @@ run() { # PROFILE
     --seconds 1 --warm-up 0 >"$tmp/out"
   wait "$server"
   server=
-  port=$((port + 1))
 }
 of() { # NAME KEY of "spun_us"
   sed -E "s/.*\"spun_us\": \{[^}]*\"$2\": ([0-9]+).*/\1/" "$tmp/$1.json"

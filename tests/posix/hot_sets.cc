@@ -134,6 +134,26 @@ void ServeTwoSets(int) {
   Log("all closed");
 }
 
+// Takes what the set tells, with room for so many, until so many bytes have
+// come.  Calls each(fd, text, size).  Returns how many bytes have not come: 0,
+// or less if there were more.
+template <int kRoom, class Each>
+int TakeBytes(int set, int bytes, Each&& each) {
+  while (bytes > 0) {
+    epoll_event events[kRoom];
+    const int n = ::epoll_wait(set, events, kRoom, -1);
+    CHECK_THAT(n > 0);
+    for (int i = 0; i < n; ++i) {
+      char text[kBytes];
+      const ssize_t got = ::recv(events[i].data.fd, text, kBytes, 0);
+      CHECK_THAT(got > 0);
+      each(events[i].data.fd, text, static_cast<std::size_t>(got));
+      bytes -= static_cast<int>(got);
+    }
+  }
+  return bytes;
+}
+
 class Client {
  public:
   Client() {
@@ -180,18 +200,7 @@ class Client {
       return fds_[static_cast<std::size_t>((first + i) % kConnections)];
     };
     for (int i = 0; i < count; ++i) SendAll(fd(i), "abcd", kBytes);
-    int left = count * kBytes;
-    while (left > 0) {
-      epoll_event events[4];
-      const int n = ::epoll_wait(set_, events, 4, -1);
-      CHECK_THAT(n > 0);
-      for (int i = 0; i < n; ++i) {
-        char text[kBytes];
-        const ssize_t got = ::recv(events[i].data.fd, text, kBytes, 0);
-        CHECK_THAT(got > 0);
-        left -= static_cast<int>(got);
-      }
-    }
+    const int left = TakeBytes<4>(set_, count * kBytes, [](auto...) {});
     CHECK_THAT(left == 0);
     return count;
   }
@@ -279,18 +288,9 @@ class Waits {
 
   // Takes what is told, and answers it, until so many bytes have come.
   void Answer(int bytes) {
-    while (bytes > 0) {
-      epoll_event events[8];
-      const int n = ::epoll_wait(set_, events, 8, -1);
-      CHECK_THAT(n > 0);
-      for (int i = 0; i < n; ++i) {
-        char text[kBytes];
-        const ssize_t got = ::recv(events[i].data.fd, text, kBytes, 0);
-        CHECK_THAT(got > 0);
-        SendAll(events[i].data.fd, text, static_cast<std::size_t>(got));
-        bytes -= static_cast<int>(got);
-      }
-    }
+    TakeBytes<8>(set_, bytes, [](int fd, const char* text, std::size_t got) {
+      SendAll(fd, text, got);
+    });
   }
   // One wait, which takes a byte of each that is told.  Returns whether one was
   // told that does not always have something.
