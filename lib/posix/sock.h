@@ -992,6 +992,9 @@ class Sock final : public SockLayout {
   // stream is not adopted before these bytes are read, see BackToPlain.
   void BecomeUnread() RC_REQUIRES(rx_latch);
   void PutDeadSocket(const char* why);
+  // In the child of fork, whose parent keeps the engine: the kernel has the
+  // stream here.
+  void ForgetEngine() RC_REQUIRES(tx_latch, rx_latch);
   void ResetAtLastClose();
   // Returns whether the child of this fork gets a hidden copy.
   bool HideByFork(Holding* all, bool hides);

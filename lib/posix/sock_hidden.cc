@@ -125,13 +125,7 @@ void Sock::BecomeHidden() {
     InterestsDrop(this, -1);
     KeepPlain();
   }
-  (void)lane_.Write(tx_latch, rx_latch).release();
-  lane_is_shm_.Write(tx_latch, rx_latch) = false;
-  (void)stream_.Write(tx_latch, rx_latch).release();
-  reason_ = Reason::kPinnedFork;
-  if (mode() == Mode::kEngine) SetMode(Mode::kPlain);
-  const int top = fd_high.load(std::memory_order_relaxed);
-  for (int number = 0; number <= top; ++number) NoteOnLane(number, this, false);
+  ForgetEngine();
   ask_fd_ = ParentsAsk();
   hidden_.store(Unused::kYes);
   SetKind(this, FileKind::kHiddenSock);

@@ -416,12 +416,7 @@ void Sock::ForkChild() {
       holders_ = -1;
     }
     InterestsDrop(this, -1);
-    (void)lane_.Write(tx_latch, rx_latch).release();
-    lane_is_shm_.Write(tx_latch, rx_latch) = false;
-    NoteOnLane(fd(), this, false);
-    (void)stream_.Write(tx_latch, rx_latch).release();
-    reason_ = Reason::kPinnedFork;
-    SetMode(Mode::kPlain);
+    ForgetEngine();
   }
   on_lane_.store(false);
   input_alone_.store(false);
@@ -437,6 +432,19 @@ void Sock::ForkChild() {
   sought_.store(false);
   promoted_ = false;
   refs_.store(1);
+}
+
+// The lane and what the engine does are the parent's. No destructor runs: it
+// would tell the peer, and a thread of the parent may have been within the
+// stream. So only the stream's own block goes back to its pool.
+void Sock::ForgetEngine() {
+  (void)lane_.Write(tx_latch, rx_latch).release();
+  lane_is_shm_.Write(tx_latch, rx_latch) = false;
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int number = 0; number <= top; ++number) NoteOnLane(number, this, false);
+  stream::Stream::operator delete(stream_.Write(tx_latch, rx_latch).release());
+  reason_ = Reason::kPinnedFork;
+  if (mode() == Mode::kEngine) SetMode(Mode::kPlain);
 }
 
 // Puts a dead socket in place of a connection that must not be touched here.
