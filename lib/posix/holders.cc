@@ -74,10 +74,9 @@ void Holding::Less(std::uint32_t what) {
   }
 }
 
-bool Holding::AloneIs(std::uint32_t process) const {
+bool Holding::AloneIs(bool owns) const {
   const std::uint32_t now = count.load(std::memory_order_seq_cst);
-  return (now & ~kHidden) == 1 &&
-         ((now & kHidden) == 0 || owner.load() == process);
+  return (now & ~kHidden) == 1 && ((now & kHidden) == 0 || owns);
 }
 
 bool Holding::Hide() {

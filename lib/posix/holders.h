@@ -37,7 +37,8 @@ struct Holding {
   std::atomic<std::uint64_t> rx;
   // Whose the stream is, for its hidden copies.
   Claim claim;
-  // The process whose engine may have the stream while there are hidden copies.
+  // The process whose engine may have the stream while there are hidden copies,
+  // by the number that its own PID namespace has for it.
   std::atomic<std::uint32_t> owner;
   // The owner's descriptor of bytes that were read ahead, plus 1; 0: none.
   std::atomic<std::uint32_t> unread;
@@ -49,9 +50,10 @@ struct Holding {
   bool OfOne() const {
     return (count.load(std::memory_order_seq_cst) & ~kSpoilt) == 1;
   }
-  // Returns whether `process` is the one holder, and there is no mark.  Hidden
-  // copies do not count if this process is their owner.
-  bool AloneIs(std::uint32_t process) const;
+  // Returns whether the caller is the one holder, and there is no mark.
+  // `owns`: it has made the hidden copies, if there are any, and so may have
+  // the stream from the kernel.
+  bool AloneIs(bool owns) const;
   // Returns whether there are several holders and hidden copies.
   bool OfSeveral() const {
     return (count.load(std::memory_order_seq_cst) & ~kMarks) > 1;

@@ -63,8 +63,10 @@ bool Sock::HideByFork(Holding* all, bool hides) {
   all->owner.store(static_cast<std::uint32_t>(OwnPid()));
   all->inode.store(inode());
   if (!all->Hide()) return false;
+  owner_.store(true);
+  keeps_.store(true);
   all->claim.Keep();
-  if (mode() != Mode::kEngine) all->claim.Give();
+  if (mode() != Mode::kEngine && keeps_.exchange(false)) all->claim.Give();
   hides_ = true;
   return true;
 }
@@ -79,12 +81,16 @@ void Sock::KeepFromHolders() {
   Holding* all = FindHolding(holders_);
   if (all == nullptr) return;
   if (all->OfSeveral()) ListenForAsks();
+  keeps_.store(true);
   all->claim.Keep();
 }
 
+// The word may be another holder's by now, so only who has kept it gives it.
 void Sock::GiveToHolders() {
   Holding* all = FindHolding(holders_);
-  if (all == nullptr || mode() == Mode::kEngine) return;
+  if (all == nullptr || mode() == Mode::kEngine || !keeps_.exchange(false)) {
+    return;
+  }
   TellMovedLatched();
   all->unread.store(mode() == Mode::kUnread && unread_.fd() >= 0
                         ? static_cast<std::uint32_t>(unread_.fd()) + 1
@@ -94,7 +100,7 @@ void Sock::GiveToHolders() {
 
 void Sock::LoseForHolders() {
   Holding* all = FindHolding(holders_);
-  if (all != nullptr && all->claim.Lose()) {
+  if (all != nullptr && keeps_.exchange(false) && all->claim.Lose()) {
     base::FutexWake(&all->claim.word, 1 << 20, true);
   }
 }

@@ -225,6 +225,11 @@ class alignas(64) SockLayout : public File,
   std::atomic<Unused> hidden_{Unused::kNo};
   int ask_fd_ = -1;     // what wakes the owner
   bool hides_ = false;  // the child of the fork under way gets a hidden copy
+  // This process has made hidden copies.  A number cannot say so: processes of
+  // two PID namespaces may have the same.
+  std::atomic<bool> owner_{false};
+  // This process has kept the Holding's claim, and has not given it.
+  std::atomic<bool> keeps_{false};
   // How much of what this process has moved is told there.
   std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;

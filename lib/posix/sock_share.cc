@@ -291,8 +291,7 @@ bool Sock::SoleHolder() const {
 bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
-  return (all == nullptr ||
-          all->AloneIs(static_cast<std::uint32_t>(OwnPid()))) &&
+  return (all == nullptr || all->AloneIs(owner_)) &&
          (!Travels() || AloneByNotes(true));
 }
 
@@ -335,6 +334,9 @@ void Sock::LeaveHolders() {
   if (lane_state_.Never()) Spoil();
   TellGivenAway(all);
   TellMovedLatched();
+  // The thread that took the stream from its lane may not have told yet, and
+  // finds no Holding after this.
+  mode() == Mode::kEngine ? LoseForHolders() : GiveToHolders();
   {
     Critical critical;
     const base::LatchGuard hold(hidden_latch);
@@ -365,6 +367,7 @@ void Sock::LeaveForExec() {
   MarkFork();
   TellGivenAway(all);
   exec_left_ = true;
+  if (mode() == Mode::kEngine) LoseForHolders();
   all->Leave();
 }
 
@@ -392,6 +395,8 @@ void Sock::ForkChild() {
   }
   // Without ForkPrepare this is what an earlier fork has left.
   const bool hides = std::exchange(hides_, false) && CountedByParent();
+  owner_.store(false);
+  keeps_.store(false);
   lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
   watched_ = false;
   timer_ = 0;

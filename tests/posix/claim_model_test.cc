@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 #include "lib/posix/claim.h"
 #include "tests/base/model.h"
@@ -29,8 +30,9 @@ struct Byte {
 using Word = ClaimOn<Byte>;
 
 // One thread of the owner adopts the stream (TryAdopt) and leaves its lane
-// again (LeaveForClaim, BackToPlain); another one forks (HideByFork); the child
-// uses its copy (Sock::Reveal).  A state in which the child uses the stream
+// again (LeaveForClaim, BackToPlain); another one forks (HideByFork), and then
+// closes the stream, which it finds on TCP (LeaveHolders); the child uses its
+// copy (Sock::Reveal).  A state in which the child uses the stream
 // while the engine has it moves no more, and so is a hang.
 struct Model {
   // Rules to leave out.
@@ -38,6 +40,8 @@ struct Model {
   bool asks_first = false;     // the child: Ask, then Use
   bool gives_first = false;    // BackToPlain: Give, then the mode
   bool fork_looks = true;      // HideByFork: the mode, behind Keep
+  bool close_gives = true;     // LeaveHolders: Give
+  bool closes = true;          // a close gives what a fork has kept, too
   bool begins_on_lane = true;  // at the fork
 
   enum {
@@ -47,10 +51,12 @@ struct Model {
     kOwner,
     kFork,
     kChild,
+    kKeeps,  // Sock::keeps_
+    kClosed,
     kSize
   };
   using State = std::array<std::uint8_t, kSize>;
-  enum { kAdopts, kKeeps, kLooks, kOnLane, kSets, kGives, kLeft };
+  enum { kBegins, kLooks, kOnLane, kSets, kGives, kLeft };
   enum { kForks, kChecks, kForked };
   enum { kUnborn, kUses, kAsks, kWaits, kInside, kEnds };
 
@@ -59,10 +65,21 @@ struct Model {
     state[kHolders] = 1;
     state[kEngine] = begins_on_lane ? 1 : 0;
     state[kOwner] = begins_on_lane ? kOnLane : kLeft;
+    state[kKeeps] = state[kEngine];
     return state;
   }
   bool Done(const State& state) const {
     return state[kChild] == kEnds && state[kFork] == kForked;
+  }
+  static void Keep(State& state, Word& word) {
+    state[kKeeps] = 1;
+    word.Keep();
+  }
+  // Behind LeaveHolders there is nothing to give.
+  static void Give(State& state, Word& word) {
+    if (state[kClosed] == 0 && std::exchange(state[kKeeps], 0) != 0) {
+      word.Give();
+    }
   }
   template <class Act>
   static void On(const State& from, Next<State>* to, int thread, int then,
@@ -80,27 +97,27 @@ struct Model {
     const auto look = [](State& state, Word& word) {
       if (state[kHolders] == 1) return;
       state[kEngine] = 0;
-      word.Give();
+      Give(state, word);
       state[kOwner] = kLeft;
     };
     switch (s[kOwner]) {
       case kLeft:
         // The adoption begins while nobody else seems to have the connection.
-        if (s[kHolders] == 1 && s[kChild] != kEnds) {
-          On(s, to, kOwner, kKeeps,
+        if (s[kHolders] == 1 && s[kChild] != kEnds && s[kClosed] == 0) {
+          On(s, to, kOwner, kBegins,
              [](State& state, Word&) { state[kEngine] = 1; });
         }
         break;
-      case kKeeps:
+      case kBegins:
         if (looks_first) {
           On(s, to, kOwner, kLooks, look);
         } else {
-          On(s, to, kOwner, kLooks, [](State&, Word& word) { word.Keep(); });
+          On(s, to, kOwner, kLooks, Keep);
         }
         break;
       case kLooks:
         if (looks_first) {
-          On(s, to, kOwner, kOnLane, [](State&, Word& word) { word.Keep(); });
+          On(s, to, kOwner, kOnLane, Keep);
         } else {
           On(s, to, kOwner, kOnLane, look);
         }
@@ -111,12 +128,12 @@ struct Model {
         break;
       case kSets:
         On(s, to, kOwner, kGives, [this](State& state, Word& word) {
-          gives_first ? void(word.Give()) : void(state[kEngine] = 0);
+          gives_first ? Give(state, word) : void(state[kEngine] = 0);
         });
         break;
       case kGives:
         On(s, to, kOwner, kLeft, [this](State& state, Word& word) {
-          gives_first ? void(state[kEngine] = 0) : void(word.Give());
+          gives_first ? void(state[kEngine] = 0) : Give(state, word);
         });
         break;
       default:
@@ -126,15 +143,22 @@ struct Model {
 
   void Steps(const State& s, Next<State>* to) const {
     // TryAdopt puts nothing on the connection before it has looked.
-    const bool looks = s[kOwner] == kKeeps || s[kOwner] == kLooks;
+    const bool looks = s[kOwner] == kBegins || s[kOwner] == kLooks;
     if (s[kChild] == kInside && s[kEngine] != 0 && !looks) return;
     Owner(s, to);
     if (s[kFork] == kForks && !looks) {
-      On(s, to, kFork, kChecks, [](State&, Word& word) { word.Keep(); });
+      On(s, to, kFork, kChecks, Keep);
     } else if (s[kFork] == kChecks) {
       On(s, to, kFork, kForked, [this](State& state, Word& word) {
-        if (fork_looks && state[kEngine] == 0) word.Give();
+        if (fork_looks && state[kEngine] == 0) Give(state, word);
         state[kChild] = kUses;
+      });
+    } else if (closes && s[kFork] == kForked && s[kEngine] == 0 &&
+               s[kClosed] == 0) {
+      On(s, to, kFork, kForked, [this](State& state, Word& word) {
+        if (close_gives) Give(state, word);
+        state[kClosed] = 1;
+        --state[kHolders];
       });
     }
     const bool asks = s[kChild] == (asks_first ? kUses : kAsks);
@@ -155,6 +179,7 @@ struct Model {
 
 TEST(ClaimModelTest, TheChildGetsTheStreamAndNoFrameIsAmongItsBytes) {
   EXPECT_FALSE(Hangs(Model{}));
+  EXPECT_FALSE(Hangs(Model{.closes = false}));
   EXPECT_FALSE(Hangs(Model{.begins_on_lane = false}));
 }
 
@@ -162,7 +187,9 @@ TEST(ClaimModelTest, EachRuleIsNeeded) {
   EXPECT_TRUE(Hangs(Model{.looks_first = true}));
   EXPECT_TRUE(Hangs(Model{.asks_first = true}));
   EXPECT_TRUE(Hangs(Model{.gives_first = true}));
-  EXPECT_TRUE(Hangs(Model{.fork_looks = false, .begins_on_lane = false}));
+  EXPECT_TRUE(Hangs(
+      Model{.fork_looks = false, .closes = false, .begins_on_lane = false}));
+  EXPECT_TRUE(Hangs(Model{.close_gives = false}));
 }
 
 }  // namespace
