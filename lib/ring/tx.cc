@@ -27,7 +27,7 @@ Placement Tx::ReserveCtl(std::size_t length, Kind kind) {
   }
   const auto bytes = static_cast<std::uint32_t>(length);
   Next() = {posted_, 0, bytes, true, false, ring_};
-  return {sent_++, 0, bytes, {kind, kFlagInline, bytes}};
+  return {CountSent(), 0, bytes, {kind, kFlagInline, bytes}};
 }
 
 std::size_t Tx::Writable() const {

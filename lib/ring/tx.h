@@ -112,7 +112,7 @@ class Tx {
               place.length, (place.imm.flags & kFlagInline) != 0,
               true,         ring_};
     posted_ += place.length;
-    ++sent_;
+    CountSent();
     Check();
     return place;
   }
@@ -137,7 +137,7 @@ class Tx {
     RC_DCHECK(length != 0 && outstanding() < slots_);
     Next() = {posted_, 0, length, true, true, 0};
     posted_ += length;
-    return sent_++;
+    return CountSent();
   }
 
   // Returns the slot of the message that is reserved next.
@@ -157,7 +157,7 @@ class Tx {
     first_ = static_cast<std::uint32_t>(number);
     alone_ = {posted_, 0, length, true, true, 0};
     posted_ += length;
-    sent_ = number + 1;
+    SetSent(number + 1);
   }
 
   // From the next data message on, another ring is written to. What is in the
@@ -224,6 +224,10 @@ class Tx {
 
   // The first two count messages, the last two data bytes.
   std::uint64_t sent() const { return sent_; }
+  // As sent(), for any thread; it may be behind.
+  std::uint64_t SentByNow() const {
+    return __atomic_load_n(&sent_, __ATOMIC_RELAXED);
+  }
   std::uint64_t credited() const { return credited_; }
   std::uint64_t posted() const { return posted_; }
   std::uint64_t acked() const { return acked_; }
@@ -250,6 +254,15 @@ class Tx {
     RC_DCHECK(credited_ <= sent_ && sent_ - credited_ <= slots_);
     RC_DCHECK(acked_ <= posted_);
     RC_DCHECK(used_ <= geometry_.bytes && offset_ <= geometry_.bytes);
+  }
+  // Other threads read the count, SentByNow.
+  void SetSent(std::uint64_t number) {
+    __atomic_store_n(&sent_, number, __ATOMIC_RELAXED);
+  }
+  std::uint64_t CountSent() {
+    const std::uint64_t number = sent_;
+    SetSent(number + 1);
+    return number;
   }
   // No message goes across the end.
   void Advance(std::uint32_t length) {
