@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "tests/posix/pair.h"
@@ -342,7 +343,7 @@ Case stopped(
 
 // A process between, whose end is not this program's.  `end` is its end, behind
 // its fork; the child then alone has the connection.
-void WithMiddle(int fd, const std::function<void(int)>& end) {
+void WithMiddle(int fd, const std::function<void(int)>& end, int left = 4) {
   int done[2];
   CHECK_THAT(::pipe(done) == 0);
   const pid_t middle = ::fork();
@@ -358,9 +359,9 @@ void WithMiddle(int fd, const std::function<void(int)>& end) {
       ::close(gate[1]);
       char byte;
       (void)!::read(gate[0], &byte, 1);  // the end of the process between
-      char text[5] = {};
-      RecvAll(fd, text, 4);
-      Log("child: %s", text);
+      std::string text(static_cast<std::size_t>(left), 0);
+      RecvAll(fd, text.data(), text.size());
+      Log("child: %d", text == std::string(text.size(), 'l'));
       Call(fd, 300);
       ::close(fd);
       ::_exit(0);
@@ -369,7 +370,7 @@ void WithMiddle(int fd, const std::function<void(int)>& end) {
     ::close(done[1]);
     WarmAs(fd, true);
     Barrier();
-    AwaitBytes(fd, 4);
+    AwaitBytes(fd, left);
     end(fd);
     ::close(gate[1]);
     for (;;) ::pause();
@@ -385,7 +386,7 @@ void WithMiddle(int fd, const std::function<void(int)>& end) {
 void PeerOfMiddle(int fd) {
   WarmAs(fd, false);
   WarmAs(fd, false);
-  SendAll(fd, "left", 4);
+  SendAll(fd, "llll", 4);
   Barrier();
   Echo(fd, 300);
   LogDrain(fd);
@@ -405,6 +406,25 @@ Case parent_replaces("untouched_parent_replaces", PeerOfMiddle, [](int fd) {
 });
 Case parent_exits("untouched_parent_exits", PeerOfMiddle,
                   [](int fd) { WithMiddle(fd, [](int) { ::_exit(0); }); });
+// As much as its receive queue takes.
+constexpr int kMuch = 100'000;
+void PeerOfMuch(int fd) {
+  WarmAs(fd, false);
+  WarmAs(fd, false);
+  const std::string much(kMuch, 'l');
+  SendAll(fd, much.data(), much.size());
+  Barrier();
+  Echo(fd, 300);
+  LogDrain(fd);
+}
+Case much_closes("untouched_parent_closes_before_much", PeerOfMuch, [](int fd) {
+  WithMiddle(
+      fd, [](int n) { ::close(n); }, kMuch);
+});
+Case much_exits("untouched_parent_exits_before_much", PeerOfMuch, [](int fd) {
+  WithMiddle(
+      fd, [](int) { ::_exit(0); }, kMuch);
+});
 Case parent_execs("untouched_parent_execs", PeerOfMiddle, [](int fd) {
   WithMiddle(fd, [](int) { ::execl("/bin/true", "true", nullptr); });
 });
