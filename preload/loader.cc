@@ -14,8 +14,8 @@
 
 #include "lib/base/image_symbols.h"
 #include "lib/base/internal.h"
-#include "lib/posix/process.h"
 #include "lib/posix/raw_code.h"
+#include "lib/posix/sys/identity.h"
 
 namespace base = rcsock::base;
 namespace raw_code = rcsock::posix::raw_code;

@@ -18,6 +18,7 @@
 #include "lib/posix/clone.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/sys/identity.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 

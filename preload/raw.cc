@@ -9,7 +9,7 @@
 
 #include "lib/base/cancellation.h"
 #include "lib/posix/hooks_raw.h"
-#include "lib/posix/process.h"
+#include "lib/posix/sys/identity.h"
 #include "preload/library.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))

@@ -20,7 +20,6 @@
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/lane/shm/touched.h"
 #include "lib/posix/each_sock.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"

@@ -9,13 +9,13 @@
 #include "lib/base/guard.h"
 #include "lib/base/real.h"
 #include "lib/posix/hidden.h"
-#include "lib/posix/process.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_quick.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 

@@ -18,8 +18,8 @@
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/unread_wait.h"
-#include "lib/posix/user_arguments.h"
 #include "lib/posix/wait_loop.h"
 
 namespace rcsock::posix {

@@ -24,6 +24,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/uring.h"
 #include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"

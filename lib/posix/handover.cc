@@ -28,8 +28,9 @@
 #include "lib/posix/holders.h"
 #include "lib/posix/process.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 namespace {

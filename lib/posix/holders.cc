@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "lib/base/unique_fd.h"
-#include "lib/posix/process.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 namespace {

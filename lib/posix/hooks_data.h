@@ -16,7 +16,7 @@
 #include "lib/posix/file.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
-#include "lib/posix/user_arguments.h"
+#include "lib/posix/sys/user_arguments.h"
 
 // What the hooks of hooks_recv.cc, hooks_send.cc and hooks_sendfile.cc share.
 //

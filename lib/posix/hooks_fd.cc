@@ -26,9 +26,10 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/stdio.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
 #include "lib/posix/uring.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

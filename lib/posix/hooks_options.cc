@@ -16,10 +16,10 @@
 #include "lib/base/internal.h"
 #include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
-#include "lib/posix/process.h"
 #include "lib/posix/sock_plain.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

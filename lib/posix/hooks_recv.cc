@@ -15,8 +15,8 @@
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/passing.h"
 #include "lib/posix/sock_quick.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

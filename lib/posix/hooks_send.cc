@@ -25,8 +25,8 @@
 #include "lib/posix/passing.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock_quick.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 #include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix::hook {

@@ -22,8 +22,8 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sock_quick.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

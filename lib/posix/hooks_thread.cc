@@ -19,8 +19,9 @@
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

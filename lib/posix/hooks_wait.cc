@@ -22,9 +22,10 @@
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
 #include "lib/posix/unread_wait.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

@@ -15,6 +15,7 @@
 #include "lib/base/real.h"
 #include "lib/base/start_data.h"
 #include "lib/posix/process.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/uring_held.h"
 
 namespace rcsock::posix {

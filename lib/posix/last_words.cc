@@ -11,8 +11,8 @@
 #include "lib/base/sleep.h"
 #include "lib/base/start_data.h"
 #include "lib/posix/each_sock.h"
-#include "lib/posix/process.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 namespace {

@@ -15,7 +15,7 @@
 #include "lib/base/listing.h"
 #include "lib/base/log.h"
 #include "lib/base/unique_fd.h"
-#include "lib/posix/process.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 namespace {

@@ -10,9 +10,10 @@
 #include "lib/posix/notes.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock_plain.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
 #include "lib/posix/unix_peer.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 namespace {

@@ -30,6 +30,7 @@
 #include "lib/posix/last_words.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/thread_bells.h"
 #include "lib/posix/uring_held.h"
@@ -41,8 +42,6 @@ using rendezvous::Conductor;
 
 namespace {
 
-RCSOCK_START_DATA std::atomic<long> own_pid{0};
-RCSOCK_START_DATA std::atomic<Face> own_face{Face::kPreload};
 RCSOCK_START_DATA std::atomic<base::Reason> process_pinned{base::Reason::kNone};
 
 // Returns true for the first caller only.  Streams leave their lanes, and no
@@ -69,21 +68,13 @@ void BarriersLost() {
 
 }  // namespace
 
-long OwnPid() { return own_pid.load(std::memory_order_relaxed); }
-
-void KnowOwnPid() {
-  own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
-}
-
-Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
-
 [[gnu::cold]] void InitProcess(Face face) {
-  own_face.store(face, std::memory_order_relaxed);
+  SetOwnFace(face);
   if (face == Face::kBehind) {
     real::UseFirstDefinitions();
     return;
   }
-  if (own_pid.load(std::memory_order_relaxed) != 0) return;
+  if (OwnPid() != 0) return;
   KnowOwnPid();
   static constexpr base::CriticalHooks kCritical{&EnterCritical, &LeaveCritical,
                                                  &InHandler};
@@ -104,11 +95,6 @@ Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
     base::BeginAlone();
     InitSignals();
   }
-}
-
-bool InBorrowedMemory() {
-  const long pid = own_pid.load(std::memory_order_relaxed);
-  return pid != 0 && pid != ::syscall(SYS_getpid);
 }
 
 void PinProcess(base::Reason reason) {

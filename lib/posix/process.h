@@ -4,35 +4,17 @@
 #include <cstdint>
 
 #include "lib/base/reason.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 
-// State of the process that no object owns lives here, in stats.h and fork.h,
-// and in the descriptor table, nowhere else.  Any thread may call these
-// functions, with no latch.
-
-// How calls reach the hooks.
-enum class Face : std::uint8_t {
-  kPreload,  // every call of the process comes through the hooks
-  kLibrary,  // calls that the program makes by rcsock's names
-  kBehind,   // as kLibrary, but another copy of rcsock is interposed and does
-             // the work: nothing is followed here
-};
+// State of the process that no object owns lives here, in sys/identity.h,
+// stats.h and fork.h, and in the descriptor table, nowhere else.  Any thread
+// may call these functions, with no latch.
 
 // Reads the configuration and makes the process ready.  Comes before the first
 // hook does anything.
 void InitProcess(Face face);
-Face OwnFace();
-
-// Returns true in a child that shares the parent's memory (vfork,
-// clone(CLONE_VM)).  What the child does to descriptors is its own, and must
-// not touch the tables.
-bool InBorrowedMemory();
-
-// Returns the process whose memory this is.  InitProcess stores it, and each
-// child of fork, by KnowOwnPid.
-long OwnPid();
-void KnowOwnPid();
 
 // Returns whether the process may not have so many descriptors.  Returns false
 // within a sandbox, whose filter may not know the call that tells: there all is

@@ -21,6 +21,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix::raw_code {

@@ -8,9 +8,9 @@
 #include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 

@@ -13,8 +13,8 @@
 #include "lib/base/real.h"
 #include "lib/lane/lane.h"
 #include "lib/posix/last_words.h"
-#include "lib/posix/process.h"
 #include "lib/posix/recv_in_place.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 

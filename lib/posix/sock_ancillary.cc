@@ -20,8 +20,8 @@
 #include <ctime>
 
 #include "lib/base/poll_now.h"
-#include "lib/posix/control_message.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/control_message.h"
 #include "lib/posix/tcp_info.h"
 
 namespace rcsock::posix {

@@ -30,6 +30,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spare.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/tcp_info.h"
 

@@ -18,8 +18,8 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/tcp_info.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 

@@ -24,9 +24,9 @@
 #include "lib/posix/each_sock.h"
 #include "lib/posix/notes.h"
 #include "lib/posix/other_holders.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/tcp_info.h"
 

@@ -18,9 +18,9 @@
 #include "lib/posix/hidden.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/notes.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 
 namespace rcsock::posix {

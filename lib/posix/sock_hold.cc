@@ -23,13 +23,13 @@
 #include "lib/base/log.h"
 #include "lib/base/poll_now.h"
 #include "lib/base/real.h"
-#include "lib/posix/iov_rest.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/spin.h"
-#include "lib/posix/user_arguments.h"
+#include "lib/posix/sys/iov_rest.h"
+#include "lib/posix/sys/user_arguments.h"
 
 namespace rcsock::posix {
 namespace {

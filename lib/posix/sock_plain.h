@@ -16,8 +16,8 @@
 
 #include "lib/posix/inside.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 

@@ -22,13 +22,13 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
-#include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/raw_code.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spare.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {

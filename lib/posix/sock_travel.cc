@@ -23,6 +23,7 @@
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/tcp_info.h"
 

@@ -17,11 +17,11 @@
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
 #include "lib/lane/shm/shm_lane.h"
-#include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 

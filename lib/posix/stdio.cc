@@ -35,6 +35,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/unread.h"
 

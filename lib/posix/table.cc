@@ -18,6 +18,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stdio.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/uring.h"
 
 namespace rcsock::posix {

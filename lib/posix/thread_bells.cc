@@ -12,8 +12,8 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/bell_shares.h"
 #include "lib/posix/poll.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 

@@ -21,10 +21,11 @@
 #include "lib/posix/passing.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
 #include "lib/posix/uring_batch.h"
 #include "lib/posix/uring_requests.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::uring {
 namespace {

@@ -12,7 +12,6 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/hooks.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"

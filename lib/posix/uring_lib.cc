@@ -10,12 +10,12 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/unique_fd.h"
-#include "lib/posix/process.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/uring.h"
 #include "lib/posix/uring_batch.h"
 #include "lib/posix/uring_carry.h"
 #include "lib/posix/uring_held.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::uring {
 namespace {

@@ -17,13 +17,14 @@
 #include "lib/base/latch.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
 #include "lib/posix/uring.h"
 #include "lib/posix/uring_batch.h"
 #include "lib/posix/uring_carry.h"
 #include "lib/posix/uring_complete.h"
 #include "lib/posix/uring_held.h"
-#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::uring {
 

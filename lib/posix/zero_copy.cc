@@ -7,8 +7,8 @@
 
 #include <cstring>
 
-#include "lib/posix/control_message.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/sys/control_message.h"
 
 namespace rcsock::posix {
 namespace {

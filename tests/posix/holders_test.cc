@@ -7,8 +7,6 @@
 
 #include <set>
 
-#include "lib/posix/process.h"
-
 namespace rcsock::posix {
 namespace {
 

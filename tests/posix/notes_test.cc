@@ -13,7 +13,7 @@
 #include <set>
 
 #include "lib/base/clock.h"
-#include "lib/posix/process.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 namespace {

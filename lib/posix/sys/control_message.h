@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_CONTROL_MESSAGE_H_
-#define RCSOCK_LIB_POSIX_CONTROL_MESSAGE_H_
+#ifndef RCSOCK_LIB_POSIX_SYS_CONTROL_MESSAGE_H_
+#define RCSOCK_LIB_POSIX_SYS_CONTROL_MESSAGE_H_
 
 #include <sys/socket.h>
 
@@ -57,4 +57,4 @@ inline void PutControlMessage(msghdr* message, int level, int type,
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_CONTROL_MESSAGE_H_
+#endif  // RCSOCK_LIB_POSIX_SYS_CONTROL_MESSAGE_H_

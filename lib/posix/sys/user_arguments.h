@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
-#define RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
+#ifndef RCSOCK_LIB_POSIX_SYS_USER_ARGUMENTS_H_
+#define RCSOCK_LIB_POSIX_SYS_USER_ARGUMENTS_H_
 
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -71,4 +71,4 @@ inline std::uint64_t TimeoutNs(const timeval& time) {
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
+#endif  // RCSOCK_LIB_POSIX_SYS_USER_ARGUMENTS_H_

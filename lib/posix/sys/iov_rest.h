@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_IOV_REST_H_
-#define RCSOCK_LIB_POSIX_IOV_REST_H_
+#ifndef RCSOCK_LIB_POSIX_SYS_IOV_REST_H_
+#define RCSOCK_LIB_POSIX_SYS_IOV_REST_H_
 
 #include <sys/uio.h>
 
@@ -52,4 +52,4 @@ class IovRest {
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_IOV_REST_H_
+#endif  // RCSOCK_LIB_POSIX_SYS_IOV_REST_H_
