@@ -11,8 +11,9 @@
 //
 // As in the kernel, each instruction that may fault has an entry in a table,
 // which says where to go on. The handler of SIGSEGV and SIGBUS
-// (lib/posix/signals.cc) looks there and nowhere else, so any other fault is
-// what it always was. An access that does not fault costs no extra instruction.
+// (lib/posix/thread/signals.cc) looks there and nowhere else, so any other
+// fault is what it always was. An access that does not fault costs no extra
+// instruction.
 //
 // Long pieces are copied by memcpy. A byte of each page is tried before that.
 // If another thread takes a page away in between, the program ends.

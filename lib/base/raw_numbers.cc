@@ -28,7 +28,7 @@ constexpr Named kNamed[] = {
     ONE(close), ONE(close_range), ONE(dup), ONE(dup2), ONE(dup3), ONE(fcntl),
     ONE(ioctl), ONE(connect), ONE(shutdown), ONE(getsockopt), ONE(setsockopt),
     ONE(pidfd_getfd),
-    // Handlers of signals, which rcsock wraps (lib/posix/signals.h).
+    // Handlers of signals, which rcsock wraps (lib/posix/thread/signals.h).
     ONE(rt_sigaction),
     // Processes: which of them hold the connection, and its end.
     ONE(fork), ONE(vfork), ONE(clone), ONE(clone3), ONE(execve), ONE(execveat),

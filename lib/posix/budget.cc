@@ -20,9 +20,9 @@
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/lane/shm/touched.h"
 #include "lib/posix/each_sock.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

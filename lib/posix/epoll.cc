@@ -10,12 +10,12 @@
 #include "lib/base/real.h"
 #include "lib/posix/hidden.h"
 #include "lib/posix/registry.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 
@@ -29,6 +29,8 @@ constexpr std::uint32_t kWithExclusive =
 }  // namespace
 
 EpollSet* EpollSet::New(int fd) {
+  signal_users.take_back_wait.store(&TakeBackWait, std::memory_order_relaxed);
+  signal_users.recount_wait.store(&RecountWait, std::memory_order_relaxed);
   Critical critical;
   interest_latch.lock();
   EpollSet* set = Registry::Take();

@@ -18,7 +18,7 @@
 #include "lib/posix/file.h"
 #include "lib/posix/interest_latch.h"
 #include "lib/posix/interests.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 
@@ -37,6 +37,10 @@ inline bool NowhereToTell(epoll_event* out) {
   tls_untold = false;
   return !base::TryTell(out, 0, 0);
 }
+
+// For SignalUsers.
+CountedWait TakeBackWait();
+void RecountWait(const CountedWait& wait);
 
 // An epoll instance of the application.  It owns the registrations of its
 // streams in user space, the ready list and its poller.  Any thread may call

@@ -8,7 +8,7 @@
 #include "lib/base/clock.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

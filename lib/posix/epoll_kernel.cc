@@ -16,8 +16,8 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/unread_wait.h"
 
 namespace rcsock::posix {

@@ -10,10 +10,10 @@
 #include "lib/base/guard.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_quick.h"
-#include "lib/posix/spin.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
 
 namespace rcsock::posix {
 

@@ -10,8 +10,8 @@
 #include "lib/base/config.h"
 #include "lib/lane/shm/shm_poller.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/signals.h"
-#include "lib/posix/spin.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
 
 namespace rcsock::posix {
 

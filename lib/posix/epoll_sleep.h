@@ -6,7 +6,7 @@
 
 #include "lib/lane/shm/shm_poller.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

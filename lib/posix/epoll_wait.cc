@@ -16,9 +16,9 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/epoll_sleep.h"
 #include "lib/posix/registry.h"
-#include "lib/posix/signals.h"
-#include "lib/posix/spin.h"
 #include "lib/posix/sys/user_arguments.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
 #include "lib/posix/unread_wait.h"
 #include "lib/posix/wait_loop.h"
 

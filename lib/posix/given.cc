@@ -14,11 +14,11 @@
 
 #include "lib/base/guard.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 namespace {

@@ -22,10 +22,10 @@
 #include "lib/posix/each_sock.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
 #include "lib/rendezvous/rendezvous.h"
 

@@ -23,12 +23,12 @@
 #include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
 
 namespace rcsock::posix::hook {

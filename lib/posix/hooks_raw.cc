@@ -25,11 +25,11 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
 
 namespace rcsock::posix::raw {

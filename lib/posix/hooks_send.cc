@@ -23,10 +23,10 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/passing.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix::hook {

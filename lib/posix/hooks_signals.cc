@@ -1,11 +1,11 @@
-// The calls that set a handler, which is wrapped (lib/posix/signals.h), and
-// those that block signals, which are noticed (lib/base/no_sigpipe.h).
+// The calls that set a handler, which is wrapped (lib/posix/thread/signals.h),
+// and those that block signals, which are noticed (lib/base/no_sigpipe.h).
 
 #include <signal.h>
 
 #include "lib/base/no_sigpipe.h"
 #include "lib/posix/hooks.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix::hook {
 

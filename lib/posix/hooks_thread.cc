@@ -88,9 +88,9 @@ void BeforeClone(unsigned long flags) {
   // The maker of a child of vfork waits for that child.
   if ((flags & CLONE_VFORK) != 0) return;
   EndAlone();
-  // The thread-local data of rcsock (inside.h, signals.h) then belongs to two
-  // threads.  A thread that is made past libc's names is not seen.  It has its
-  // maker's errno, so it cannot well use libc either.
+  // The thread-local data of rcsock (call_marks.h, signals.h) then belongs to
+  // two threads.  A thread that is made past libc's names is not seen.  It has
+  // its maker's errno, so it cannot well use libc either.
   if ((flags & CLONE_SETTLS) == 0 && !base::tls_internal &&
       !InBorrowedMemory()) {
     base::ForgetHeldLatches();

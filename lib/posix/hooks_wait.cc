@@ -21,10 +21,10 @@
 #include "lib/posix/kernel_hold.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/unread_wait.h"
 
 namespace rcsock::posix::hook {

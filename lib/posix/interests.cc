@@ -24,8 +24,8 @@
 #include "lib/posix/epoll_away.h"
 #include "lib/posix/hidden.h"
 #include "lib/posix/registry.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -13,6 +13,7 @@
 #include "lib/posix/each_sock.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 namespace {
@@ -75,6 +76,8 @@ void LastWords(int number, siginfo_t* info, void* context) {
 [[gnu::cold]] void InitLastWords(DeferSignal defer) {
   defer_signal = defer;
   if (*base::GetConfig().stats == '\0' || ::syscall(SYS_getpid) == 1) return;
+  signal_users.hide_default.store(&HideDefault, std::memory_order_relaxed);
+  signal_users.show_default.store(&ShowDefault, std::memory_order_relaxed);
   hiding.store(true, std::memory_order_relaxed);
   for (const int number : kEndings) {
     struct sigaction now {};

@@ -10,8 +10,8 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/unread.h"
 
 namespace rcsock::posix {

@@ -25,13 +25,13 @@
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/hidden.h"
-#include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/last_words.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/call_marks.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/thread_bells.h"
 #include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -93,6 +93,7 @@ void BarriersLost() {
   // Programs that are linked with the library make their threads past it.
   if (face == Face::kPreload) {
     base::BeginAlone();
+    InitLastWords(&PutOff);
     InitSignals();
   }
 }

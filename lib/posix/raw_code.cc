@@ -19,9 +19,9 @@
 #include "lib/posix/hidden.h"
 #include "lib/posix/own_code.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix::raw_code {

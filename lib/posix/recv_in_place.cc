@@ -8,17 +8,11 @@
 #include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
-
-// A call of this thread names its memory itself.  In no anonymous namespace
-// (lib/lane/rdma/sleepers.cc).
-extern thread_local constinit bool tls_registered
-    __attribute__((tls_model("initial-exec")));
-thread_local constinit bool tls_registered = false;
 
 namespace {
 
@@ -36,20 +30,17 @@ bool Worth(const QpLane& lane, const void* at, std::size_t length) {
   const InPlace mode = base::GetConfig().in_place;
   if (mode == InPlace::kOff || length < RecvInPlace::kLeast) return false;
   // A handler that is not wrapped may jump out of the call.
-  if (OwnFace() == Face::kLibrary && !tls_registered) return false;
+  if (OwnFace() == Face::kLibrary && !tls_signals.registered) return false;
   if (mode == InPlace::kAlways) return true;
-  return tls_registered && !lane.software() && length >= kLeastAuto &&
+  return tls_signals.registered && !lane.software() && length >= kLeastAuto &&
          UserMemory::Find(at, length) != nullptr;
 }
 
 }  // namespace
 
-bool SetRegistered(bool registered) {
-  return std::exchange(tls_registered, registered);
-}
-
-RecvRegistered::RecvRegistered() : outer_(SetRegistered(true)) {}
-RecvRegistered::~RecvRegistered() { SetRegistered(outer_); }
+RecvRegistered::RecvRegistered()
+    : outer_(std::exchange(tls_signals.registered, true)) {}
+RecvRegistered::~RecvRegistered() { tls_signals.registered = outer_; }
 
 void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
   sock_->rx_latch.AssertHeld();
@@ -71,6 +62,9 @@ void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
   if (!open) return;
   lane_ = lane->serial();
   forks_ = verbs::forks.load(std::memory_order_relaxed);
+  signal_users.take_back_memory.store(&TakeBackMemory,
+                                      std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   tls_signals.in_place = this;
 }
 

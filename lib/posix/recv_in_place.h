@@ -59,10 +59,6 @@ class RecvInPlace {
 // Ends what the innermost call of this thread has lent.
 void TakeBackMemory();
 
-// Says whether this thread's calls are within RecvRegistered, and returns
-// whether they were.  A handler begins outside, since it may jump away.
-bool SetRegistered(bool registered);
-
 // While this lives, this thread's calls may receive in registered memory,
 // whatever has called them (rcs_recv_registered).
 class RecvRegistered {

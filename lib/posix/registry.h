@@ -15,10 +15,10 @@
 #include "lib/base/pool.h"
 #include "lib/base/real.h"
 #include "lib/lane/shm/shm_poller.h"
-#include "lib/posix/bell_shares.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/interest_latch.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/thread/bell_shares.h"
 
 namespace rcsock::posix {
 

@@ -6,6 +6,7 @@ load("//tools/cc:copts.bzl", "COPTS")
 # The lowest room first.  //tests/posix:rooms_test reads it.
 ROOMS = [
     "sys",
+    "thread",
 ]
 
 # For the test: objects, sources and BUILD files.

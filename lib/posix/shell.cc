@@ -14,7 +14,7 @@
 
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 namespace {

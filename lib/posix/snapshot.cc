@@ -16,9 +16,9 @@
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/target.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/address.h"
 

@@ -18,12 +18,12 @@
 #include "lib/base/start_data.h"
 #include "lib/posix/budget.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/inside.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
-#include "lib/posix/signals.h"
-#include "lib/posix/spin.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/call_marks.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
 #include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {
@@ -73,7 +73,9 @@ struct SockPool {
     late_count = 0;
     const bool exact = FenceCalls();
     ++looks;
-    ForEachCall([](Sock* in) RC_REQUIRES(latch) { in->found_in_ = looks; });
+    ForEachCall([](void* in) RC_REQUIRES(latch) {
+      static_cast<Sock*>(in)->found_in_ = looks;
+    });
     const std::uint64_t now = base::NowNs();
     while (sock != nullptr) {
       Sock* const next = sock->pool_next_;

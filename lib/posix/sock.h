@@ -13,8 +13,8 @@
 
 #include "lib/base/reason.h"
 #include "lib/posix/io_result.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock_layout.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 

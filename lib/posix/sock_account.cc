@@ -5,9 +5,9 @@
 
 #include "lib/base/clock.h"
 #include "lib/posix/prospect.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -27,12 +27,12 @@
 #include "lib/posix/address_reuse.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spare.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/tcp_info.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

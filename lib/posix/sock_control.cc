@@ -16,10 +16,10 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/sleep.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/tcp_info.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -13,10 +13,10 @@
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -18,10 +18,10 @@
 #include "lib/posix/hidden.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/notes.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -24,12 +24,12 @@
 #include "lib/base/poll_now.h"
 #include "lib/base/real.h"
 #include "lib/posix/prospect.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
-#include "lib/posix/spin.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/user_arguments.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
 
 namespace rcsock::posix {
 namespace {

@@ -50,8 +50,9 @@ class alignas(64) SockLayout : public File,
   // is a miss.
   //
   // gate_ counts calls inside the kernel in kPlain that have no mark
-  // (inside.h): waits, and calls whose thread has no place for a mark.  The
-  // bits above the count say which life of this object the calls belong to.
+  // (thread/call_marks.h): waits, and calls whose thread has no place for a
+  // mark.  The bits above the count say which life of this object the calls
+  // belong to.
   std::atomic<std::uint32_t> gate_{0};
   // Calls that have moved bytes.  Threads that come out of the kernel at once
   // may lose a count.

@@ -13,9 +13,9 @@
 #include "lib/base/log.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -16,9 +16,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/tcp_info.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 namespace {

@@ -5,8 +5,8 @@
 #include <cerrno>
 
 #include "lib/lane/rdma/qp_lane.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

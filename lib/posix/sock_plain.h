@@ -14,10 +14,10 @@
 #include <cstdint>
 #include <optional>
 
-#include "lib/posix/inside.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/call_marks.h"
 
 namespace rcsock::posix {
 

@@ -11,9 +11,9 @@
 #include <cstddef>
 
 #include "lib/lane/shm/shm_lane.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
-#include "lib/posix/spin.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
 
 namespace rcsock::posix {
 

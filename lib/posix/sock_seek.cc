@@ -18,17 +18,17 @@
 #include "lib/base/log.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/shm/shm_lane.h"
-#include "lib/posix/bell_shares.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/raw_code.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spare.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/bell_shares.h"
+#include "lib/posix/thread/call_marks.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {
@@ -322,8 +322,8 @@ bool Sock::TryAdopt() {
   if (wanted && !refused && !closed_.load(std::memory_order_relaxed)) {
     // seq_cst: a call that enters the kernel marks or counts itself and then
     // looks at mode_.  Here mode_ is set first, and marks and count are looked
-    // at after, with the fence of all threads between (inside.h).  So one of
-    // the two sees the other (I-MARK-1).
+    // at after, with the fence of all threads between (thread/call_marks.h). So
+    // one of the two sees the other (I-MARK-1).
     SetMode(Mode::kEngine);
     // A child that uses its copy counts itself, and then asks (I-CLAIM-1).
     KeepFromHolders();

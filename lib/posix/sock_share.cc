@@ -20,12 +20,12 @@
 #include "lib/posix/holders.h"
 #include "lib/posix/notes.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix {

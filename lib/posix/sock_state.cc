@@ -19,9 +19,9 @@
 #include "lib/base/real.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/tcp_info.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -21,11 +21,11 @@
 #include "lib/posix/notes.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/tcp_info.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

@@ -18,10 +18,10 @@
 #include "lib/base/sleep.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/prospect.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
-#include "lib/posix/spin.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
 
 namespace rcsock::posix {
 

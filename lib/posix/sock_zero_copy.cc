@@ -6,8 +6,8 @@
 
 #include "lib/base/real.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix {

@@ -20,8 +20,8 @@
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/target.h"
 #include "lib/posix/each_sock.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

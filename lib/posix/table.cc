@@ -16,9 +16,9 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hidden.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
 
 namespace rcsock::posix {

@@ -5,8 +5,8 @@
 
 #include "lib/posix/epoll.h"
 #include "lib/posix/file.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

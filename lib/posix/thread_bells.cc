@@ -10,10 +10,10 @@
 #include "lib/base/sleep.h"
 #include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
-#include "lib/posix/bell_shares.h"
 #include "lib/posix/poll.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/bell_shares.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 

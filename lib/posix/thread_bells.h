@@ -31,8 +31,8 @@ bool EnsureBells(rendezvous::Conductor* conductor, lane::BellMask wanted);
 // The bell that this thread's polls ask for of a lane in shared memory.  A kick
 // wakes all threads that sleep by a bell, each for a look and two system calls
 // or more.  So each thread that polls streams of its own has a bell, as far as
-// bells go round (bell_shares.h).  No thread has the poll bell, by which every
-// poll sleeps.
+// bells go round (thread/bell_shares.h).  No thread has the poll bell, by which
+// every poll sleeps.
 int OwnBell(rendezvous::Conductor* conductor);
 
 // False: the thread cannot sleep on it.

@@ -20,10 +20,10 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/passing.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/uring_batch.h"
 #include "lib/posix/uring_requests.h"
 

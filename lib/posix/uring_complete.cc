@@ -14,7 +14,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix::uring {
 namespace {

@@ -18,13 +18,13 @@
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
-#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/table.h"
 #include "lib/posix/tcp_info.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix::uring {
 namespace {

@@ -19,7 +19,7 @@
 #include "lib/base/latch.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 #include "lib/posix/uring_held.h"
 #include "lib/posix/uring_serve.h"
 

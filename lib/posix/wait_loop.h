@@ -8,8 +8,8 @@
 
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
-#include "lib/posix/signals.h"
-#include "lib/posix/wait_mask.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/wait_mask.h"
 
 // What epoll_wait, poll and select do alike.  docs/readiness.md says where they
 // differ.

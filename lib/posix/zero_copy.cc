@@ -7,8 +7,8 @@
 
 #include <cstring>
 
-#include "lib/posix/signals.h"
 #include "lib/posix/sys/control_message.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 namespace {

@@ -349,7 +349,7 @@ TEST_P(TargetTest, TheLanesEndLeavesWhatHasLanded) {
 }
 
 #if RCSOCK_GUARDS
-// As lib/posix/signals.cc.
+// As lib/posix/thread/signals.cc.
 class Guarded {
  public:
   Guarded() {

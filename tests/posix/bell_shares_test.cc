@@ -1,4 +1,4 @@
-#include "lib/posix/bell_shares.h"
+#include "lib/posix/thread/bell_shares.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

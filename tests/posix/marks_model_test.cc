@@ -1,5 +1,6 @@
-// Models of the marks by which calls in the kernel are known (inside.h): a
-// stream is adopted, and its object used again, when nobody is inside.
+// Models of the marks by which calls in the kernel are known
+// (thread/call_marks.h): a stream is adopted, and its object used again, when
+// nobody is inside.
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 
 #include "lib/base/no_sigpipe.h"
 #include "lib/posix/hooks.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 namespace {

@@ -1,6 +1,6 @@
 // How long a thread spins: what it loses by that, where others want its CPU.
 
-#include "lib/posix/spin.h"
+#include "lib/posix/thread/spin.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_BELL_SHARES_H_
-#define RCSOCK_LIB_POSIX_BELL_SHARES_H_
+#ifndef RCSOCK_LIB_POSIX_THREAD_BELL_SHARES_H_
+#define RCSOCK_LIB_POSIX_THREAD_BELL_SHARES_H_
 
 #include "lib/lane/poller.h"
 
@@ -26,4 +26,4 @@ void GiveQueueOfThread();
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_BELL_SHARES_H_
+#endif  // RCSOCK_LIB_POSIX_THREAD_BELL_SHARES_H_

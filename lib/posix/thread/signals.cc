@@ -1,4 +1,4 @@
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 #include <sys/syscall.h>
 #include <ucontext.h>
@@ -6,21 +6,31 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "lib/base/guard.h"
 #include "lib/base/latch.h"
 #include "lib/base/no_sigpipe.h"
 #include "lib/base/real.h"
+#include "lib/base/start_data.h"
 #include "lib/lane/lane.h"
-#include "lib/posix/last_words.h"
-#include "lib/posix/recv_in_place.h"
 #include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 
 thread_local constinit ThreadSignals tls_signals;
+RCSOCK_START_DATA constinit SignalUsers signal_users;
 
 namespace {
+
+void HideDefault(int number) {
+  const auto hide = signal_users.hide_default.load(std::memory_order_relaxed);
+  if (hide != nullptr) hide(number);
+}
+void ShowDefault(int number, struct sigaction* action) {
+  const auto show = signal_users.show_default.load(std::memory_order_relaxed);
+  if (show != nullptr) show(number, action);
+}
 
 constexpr int kSignals = 65;
 
@@ -147,15 +157,16 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   if (auto* word = self.word) word->fetch_add(1, std::memory_order_relaxed);
   if (auto* lane = self.lane) lane->WakeLocal();
   // In a critical section this is a fault, and no sleep.
-  if (self.in_place != nullptr && self.depth == 0) TakeBackMemory();
+  if (self.in_place != nullptr && self.depth == 0)
+    signal_users.take_back_memory.load(std::memory_order_relaxed)();
   CountedWait wait;
   if (self.wait.set != nullptr && self.depth == 0) {
     const int saved = errno;
-    wait = TakeBackWait();
+    wait = signal_users.take_back_wait.load(std::memory_order_relaxed)();
     errno = saved;
   }
   const void* const outer = self.handler;
-  const bool registered = SetRegistered(false);
+  const bool registered = std::exchange(self.registered, false);
   self.handler = __builtin_frame_address(0);
   // All handlers get three arguments, also those without SA_SIGINFO.  The
   // kernel passes them, and programs use them.  And if another handler has just
@@ -166,14 +177,14 @@ void Wrapper(int number, siginfo_t* info, void* context) {
                                                                 context);
   }
   self.handler = outer;
-  SetRegistered(registered);
+  self.registered = registered;
   if (elsewhere) {
     self.counted =
         counted == nullptr || self.forks == forks ? counted : &parents_sleepers;
   }
   if (wait.set != nullptr) {
     const int saved = errno;
-    RecountWait(wait);
+    signal_users.recount_wait.load(std::memory_order_relaxed)(wait);
     errno = saved;
   }
 }
@@ -314,10 +325,11 @@ bool HandleSigpipe() {
 
 }  // namespace
 
+bool PutOff(int number, const siginfo_t* info, void* context) {
+  return tls_signals.depth != 0 && Defer(number, info, context);
+}
+
 [[gnu::cold]] void InitSignals() {
-  InitLastWords([](int number, const siginfo_t* info, void* context) {
-    return tls_signals.depth != 0 && Defer(number, info, context);
-  });
 #if RCSOCK_GUARDS
   base::handle_sigpipe.store(&HandleSigpipe, std::memory_order_release);
 #endif

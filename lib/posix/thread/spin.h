@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_SPIN_H_
-#define RCSOCK_LIB_POSIX_SPIN_H_
+#ifndef RCSOCK_LIB_POSIX_THREAD_SPIN_H_
+#define RCSOCK_LIB_POSIX_THREAD_SPIN_H_
 
 #include <sched.h>
 
@@ -9,7 +9,7 @@
 #include "lib/base/config.h"
 #include "lib/base/latch.h"
 #include "lib/base/spin_budget.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 
@@ -136,4 +136,4 @@ class Spinner {
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_SPIN_H_
+#endif  // RCSOCK_LIB_POSIX_THREAD_SPIN_H_

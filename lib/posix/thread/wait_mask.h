@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_WAIT_MASK_H_
-#define RCSOCK_LIB_POSIX_WAIT_MASK_H_
+#ifndef RCSOCK_LIB_POSIX_THREAD_WAIT_MASK_H_
+#define RCSOCK_LIB_POSIX_THREAD_WAIT_MASK_H_
 
 #include <pthread.h>
 #include <signal.h>
@@ -56,4 +56,4 @@ class WaitMask {
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_WAIT_MASK_H_
+#endif  // RCSOCK_LIB_POSIX_THREAD_WAIT_MASK_H_

@@ -1,4 +1,4 @@
-#include "lib/posix/inside.h"
+#include "lib/posix/thread/call_marks.h"
 
 #include <pthread.h>
 
@@ -6,8 +6,8 @@
 
 #include "lib/base/pool.h"
 #include "lib/base/start_data.h"
-#include "lib/posix/bell_shares.h"
-#include "lib/posix/signals.h"
+#include "lib/posix/thread/bell_shares.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 
@@ -72,7 +72,7 @@ ThreadCalls* Begin() {
 
 }  // namespace
 
-CallMark* MarkMore(const Sock* sock) {
+CallMark* MarkMore(const void* stream) {
   ThreadCalls* own = tls_calls;
   if (own == &no_calls) {
     own = possible.load(std::memory_order_acquire) ? Begin() : nullptr;
@@ -80,7 +80,7 @@ CallMark* MarkMore(const Sock* sock) {
   if (own == nullptr) return nullptr;
   for (CallMark& mark : own->in) {
     if (mark.load(std::memory_order_relaxed) == nullptr) {
-      mark.store(sock, std::memory_order_relaxed);
+      mark.store(stream, std::memory_order_relaxed);
       base::LightFence();
       return &mark;
     }
@@ -99,22 +99,22 @@ bool FenceCalls() {
   return base::barriers.threads.load(std::memory_order_relaxed);
 }
 
-bool CallIn(const Sock* sock) {
+bool CallIn(const void* stream) {
   for (const ThreadCalls* calls = all.load(std::memory_order_acquire);
        calls != nullptr; calls = calls->next) {
     for (const CallMark& mark : calls->in) {
-      if (mark.load(std::memory_order_acquire) == sock) return true;
+      if (mark.load(std::memory_order_acquire) == stream) return true;
     }
   }
   return false;
 }
 
-void ForEachCall(void (*each)(Sock* sock)) {
+void ForEachCall(void (*each)(void* stream)) {
   for (const ThreadCalls* calls = all.load(std::memory_order_acquire);
        calls != nullptr; calls = calls->next) {
     for (const CallMark& mark : calls->in) {
-      const void* sock = mark.load(std::memory_order_acquire);
-      if (sock != nullptr) each(static_cast<Sock*>(const_cast<void*>(sock)));
+      const void* stream = mark.load(std::memory_order_acquire);
+      if (stream != nullptr) each(const_cast<void*>(stream));
     }
   }
 }

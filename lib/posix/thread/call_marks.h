@@ -1,13 +1,11 @@
-#ifndef RCSOCK_LIB_POSIX_INSIDE_H_
-#define RCSOCK_LIB_POSIX_INSIDE_H_
+#ifndef RCSOCK_LIB_POSIX_THREAD_CALL_MARKS_H_
+#define RCSOCK_LIB_POSIX_THREAD_CALL_MARKS_H_
 
 #include <atomic>
 
 #include "lib/base/barrier.h"
 
 namespace rcsock::posix {
-
-class Sock;
 
 // Which streams the threads of this process are in the kernel with (I-MARK-1).
 // Each thread has marks of its own.  It writes a stream there before such a
@@ -46,16 +44,16 @@ extern thread_local constinit ThreadCalls* tls_calls
 
 // For a thread whose first place is taken, or for its first call.  Null: there
 // is no place.
-[[gnu::noinline]] CallMark* MarkMore(const Sock* sock);
+[[gnu::noinline]] CallMark* MarkMore(const void* stream);
 
 // If a handler interrupts this between look and store, it leaves the place free
 // again.
-inline CallMark* MarkCall(const Sock* sock) {
+inline CallMark* MarkCall(const void* stream) {
   CallMark* mark = tls_calls->in;
   if (mark->load(std::memory_order_relaxed) != nullptr) [[unlikely]] {
-    return MarkMore(sock);
+    return MarkMore(stream);
   }
-  mark->store(sock, std::memory_order_relaxed);
+  mark->store(stream, std::memory_order_relaxed);
   base::LightFence();
   return mark;
 }
@@ -68,10 +66,10 @@ inline void UnmarkCall(CallMark* mark) {
 
 // False: marks may stand unseen, since membarrier is refused, for all time.
 bool FenceCalls();
-// Whether a call is inside with `sock`.  Exact after FenceCalls alone.
-bool CallIn(const Sock* sock);
+// Whether a call is inside with the stream.  Exact after FenceCalls alone.
+bool CallIn(const void* stream);
 // Calls `each` for every stream with a mark, maybe several times.
-void ForEachCall(void (*each)(Sock* sock));
+void ForEachCall(void (*each)(void* stream));
 
 // Called after InitBarriers.
 void InitCalls();
@@ -81,4 +79,4 @@ void CallsForkChild();
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_INSIDE_H_
+#endif  // RCSOCK_LIB_POSIX_THREAD_CALL_MARKS_H_

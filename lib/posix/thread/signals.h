@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_SIGNALS_H_
-#define RCSOCK_LIB_POSIX_SIGNALS_H_
+#ifndef RCSOCK_LIB_POSIX_THREAD_SIGNALS_H_
+#define RCSOCK_LIB_POSIX_THREAD_SIGNALS_H_
 
 #include <signal.h>
 
@@ -69,6 +69,9 @@ struct ThreadSignals {
   // The list is all but full.  Every other signal is blocked until these are
   // delivered, and the kernel keeps them.
   volatile bool blocking = false;
+  // This thread's calls may receive in registered memory (RecvRegistered).  A
+  // handler begins without that, since it may jump away.
+  bool registered = false;
   // What `any` was at the start of a call that sends part after part.  Set
   // while it sends a later part (Sock::kLater).
   volatile std::uint32_t begun = 0;
@@ -80,10 +83,26 @@ struct ThreadSignals {
 extern thread_local constinit ThreadSignals tls_signals
     __attribute__((tls_model("initial-exec")));
 
-// TakeBackWait takes the counts back, and leaves tls_signals.wait empty.
-// RecountWait counts anew (epoll_wait.cc).
-CountedWait TakeBackWait();
-void RecountWait(const CountedWait& wait);
+// Functions of the rooms above, which this room does not call by name.  A room
+// stores its own before there is anything for them to do, so the calls before
+// main are served, too.  They do not change after.
+struct SignalUsers {
+  // Takes back the counts of tls_signals.wait, and leaves it empty.
+  // EpollSet::New stores this and the next.
+  std::atomic<CountedWait (*)()> take_back_wait{nullptr};
+  // Counts anew when the handler has returned.
+  std::atomic<void (*)(const CountedWait& wait)> recount_wait{nullptr};
+  // Ends what tls_signals.in_place has lent.  RecvInPlace stores this.
+  std::atomic<void (*)()> take_back_memory{nullptr};
+  // HookedSigaction calls the next two with its latch held.  InitLastWords
+  // stores them.  The program leaves `number` to its default action, and the
+  // kernel knows that.
+  std::atomic<void (*)(int number)> hide_default{nullptr};
+  // Changes what the kernel said of `number` into what the program is to see.
+  std::atomic<void (*)(int number, struct sigaction* action)> show_default{
+      nullptr};
+};
+extern constinit SignalUsers signal_users;
 
 // A later part of a call that sends by parts.  `signals` is what `any` was at
 // the start.  A handler that makes such a call itself restores the value.  A
@@ -194,6 +213,10 @@ inline bool SignalsPending() { return tls_signals.pending != 0; }
 // Called at the start, by the preload alone.
 void InitSignals();
 
+// If the thread is in a critical section, puts the signal off to the section's
+// end, and returns true.  For a handler that this room has not wrapped.
+bool PutOff(int number, const siginfo_t* info, void* context);
+
 // From here on a fault of a guarded instruction (base/guard.h) does not end the
 // process.  Takes SIGSEGV and SIGBUS if they have the default action.  The
 // program still sees the default action.
@@ -225,4 +248,4 @@ void SignalsForkChild();
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_SIGNALS_H_
+#endif  // RCSOCK_LIB_POSIX_THREAD_SIGNALS_H_
