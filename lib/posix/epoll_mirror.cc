@@ -18,10 +18,10 @@
 #include "lib/lane/shm/bells.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
+#include "lib/posix/sharing/unread.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
-#include "lib/posix/unread.h"
 
 namespace rcsock::posix {
 

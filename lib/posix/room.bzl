@@ -7,6 +7,7 @@ load("//tools/cc:copts.bzl", "COPTS")
 ROOMS = [
     "sys",
     "thread",
+    "sharing",
 ]
 
 # For the test: objects, sources and BUILD files.

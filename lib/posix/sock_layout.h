@@ -16,8 +16,8 @@
 #include "lib/posix/file.h"
 #include "lib/posix/interest_latch.h"
 #include "lib/posix/lane_state.h"
-#include "lib/posix/notes.h"
-#include "lib/posix/unread.h"
+#include "lib/posix/sharing/notes.h"
+#include "lib/posix/sharing/unread.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 

@@ -1,6 +1,7 @@
 // Connections that are passed between processes by SCM_RIGHTS.  Notes on the
-// open file (notes.h) say which processes hold a connection, and how far its
-// stream is ahead of what TCP has carried.  TCP_INFO says how far TCP has come.
+// open file (sharing/notes.h) say which processes hold a connection, and how
+// far its stream is ahead of what TCP has carried.  TCP_INFO says how far TCP
+// has come.
 
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -17,10 +18,10 @@
 
 #include "lib/base/log.h"
 #include "lib/posix/fork.h"
-#include "lib/posix/holders.h"
-#include "lib/posix/notes.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
+#include "lib/posix/sharing/holders.h"
+#include "lib/posix/sharing/notes.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"

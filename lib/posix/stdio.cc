@@ -33,11 +33,11 @@
 #include "lib/base/latch.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/sharing/unread.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
-#include "lib/posix/unread.h"
 
 extern "C" {
 // Weak: another libc has none of them.

@@ -1,6 +1,6 @@
 // Models of how a child of fork gets a stream that its parent has on a lane
-// (lib/posix/claim.h, on the real class): every interleaving of the owner's
-// threads and a child's.
+// (lib/posix/sharing/claim.h, on the real class): every interleaving of the
+// owner's threads and a child's.
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "lib/posix/claim.h"
+#include "lib/posix/sharing/claim.h"
 #include "tests/base/model.h"
 
 namespace rcsock::posix {

@@ -1,5 +1,5 @@
 // The table of connections that several processes hold, when it is full.
-#include "lib/posix/holders.h"
+#include "lib/posix/sharing/holders.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 // The notes on a connection that is passed on: turns, and what is under way.
-#include "lib/posix/notes.h"
+#include "lib/posix/sharing/notes.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

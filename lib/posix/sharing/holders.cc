@@ -1,4 +1,4 @@
-#include "lib/posix/holders.h"
+#include "lib/posix/sharing/holders.h"
 
 #include <fcntl.h>
 #include <linux/memfd.h>

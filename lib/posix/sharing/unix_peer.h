@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_UNIX_PEER_H_
-#define RCSOCK_LIB_POSIX_UNIX_PEER_H_
+#ifndef RCSOCK_LIB_POSIX_SHARING_UNIX_PEER_H_
+#define RCSOCK_LIB_POSIX_SHARING_UNIX_PEER_H_
 
 #include <cstdint>
 
@@ -11,4 +11,4 @@ std::uint64_t UnixPeer(int fd);
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_UNIX_PEER_H_
+#endif  // RCSOCK_LIB_POSIX_SHARING_UNIX_PEER_H_

@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_OTHER_HOLDERS_H_
-#define RCSOCK_LIB_POSIX_OTHER_HOLDERS_H_
+#ifndef RCSOCK_LIB_POSIX_SHARING_OTHER_HOLDERS_H_
+#define RCSOCK_LIB_POSIX_SHARING_OTHER_HOLDERS_H_
 
 #include <sys/types.h>
 
@@ -34,4 +34,4 @@ bool SeesAllHolders(std::uint64_t born_ns);
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_OTHER_HOLDERS_H_
+#endif  // RCSOCK_LIB_POSIX_SHARING_OTHER_HOLDERS_H_

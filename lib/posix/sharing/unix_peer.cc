@@ -1,4 +1,4 @@
-#include "lib/posix/unix_peer.h"
+#include "lib/posix/sharing/unix_peer.h"
 
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "lib/base/unique_fd.h"
-#include "lib/posix/unread.h"
+#include "lib/posix/sharing/unread.h"
 
 namespace rcsock::posix {
 namespace {

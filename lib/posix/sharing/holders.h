@@ -1,10 +1,10 @@
-#ifndef RCSOCK_LIB_POSIX_HOLDERS_H_
-#define RCSOCK_LIB_POSIX_HOLDERS_H_
+#ifndef RCSOCK_LIB_POSIX_SHARING_HOLDERS_H_
+#define RCSOCK_LIB_POSIX_SHARING_HOLDERS_H_
 
 #include <atomic>
 #include <cstdint>
 
-#include "lib/posix/claim.h"
+#include "lib/posix/sharing/claim.h"
 
 namespace rcsock::posix {
 
@@ -85,4 +85,4 @@ bool TakeHoldings(int fd);
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_HOLDERS_H_
+#endif  // RCSOCK_LIB_POSIX_SHARING_HOLDERS_H_

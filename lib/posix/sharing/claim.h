@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_CLAIM_H_
-#define RCSOCK_LIB_POSIX_CLAIM_H_
+#ifndef RCSOCK_LIB_POSIX_SHARING_CLAIM_H_
+#define RCSOCK_LIB_POSIX_SHARING_CLAIM_H_
 
 #include <atomic>
 #include <cstdint>
@@ -62,4 +62,4 @@ using Claim = ClaimOn<>;
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_CLAIM_H_
+#endif  // RCSOCK_LIB_POSIX_SHARING_CLAIM_H_

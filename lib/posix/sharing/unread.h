@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_UNREAD_H_
-#define RCSOCK_LIB_POSIX_UNREAD_H_
+#ifndef RCSOCK_LIB_POSIX_SHARING_UNREAD_H_
+#define RCSOCK_LIB_POSIX_SHARING_UNREAD_H_
 
 #include <sys/uio.h>
 
@@ -79,4 +79,4 @@ std::uint64_t SocketInode(int fd);
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_UNREAD_H_
+#endif  // RCSOCK_LIB_POSIX_SHARING_UNREAD_H_

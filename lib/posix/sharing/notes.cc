@@ -1,4 +1,4 @@
-#include "lib/posix/notes.h"
+#include "lib/posix/sharing/notes.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -10,9 +10,9 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
+#include "lib/posix/sharing/unread.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
-#include "lib/posix/unread.h"
 
 namespace rcsock::posix {
 namespace {

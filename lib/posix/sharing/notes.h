@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_NOTES_H_
-#define RCSOCK_LIB_POSIX_NOTES_H_
+#ifndef RCSOCK_LIB_POSIX_SHARING_NOTES_H_
+#define RCSOCK_LIB_POSIX_SHARING_NOTES_H_
 
 #include <cstdint>
 
@@ -80,4 +80,4 @@ class Notes {
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_NOTES_H_
+#endif  // RCSOCK_LIB_POSIX_SHARING_NOTES_H_

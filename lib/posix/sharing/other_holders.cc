@@ -1,4 +1,4 @@
-#include "lib/posix/other_holders.h"
+#include "lib/posix/sharing/other_holders.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>

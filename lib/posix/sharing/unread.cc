@@ -1,4 +1,4 @@
-#include "lib/posix/unread.h"
+#include "lib/posix/sharing/unread.h"
 
 #include <fcntl.h>
 #include <linux/memfd.h>
