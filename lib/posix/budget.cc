@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "lib/base/clock.h"
-#include "lib/base/config.h"
 #include "lib/base/log.h"
 #include "lib/base/sleep.h"
 #include "lib/lane/rdma/memory.h"
@@ -35,33 +34,8 @@ using Shared = std::shared_ptr<Sock>;
 
 base::Latch remote_latch;
 Sock* remote_head RC_GUARDED_BY(remote_latch) = nullptr;
-std::atomic<std::uint32_t> remote_count{0};
-std::atomic<std::uint32_t> places{0};   // handshakes under way
-std::atomic<std::uint32_t> leaving{0};  // listed, and on their way to TCP
-std::atomic<bool> probing{false};       // a look is arranged
+std::atomic<bool> probing{false};  // a look is arranged
 constexpr std::uint32_t kProbeMs = 250;
-
-// What an idle lane pins: the block that the peer writes to, and the mirror of
-// the peer's block.
-constexpr std::uint64_t kIdlePinned = 2 * lane::rdma::Memory::kSmall;
-
-// --- Eviction
-//
-// A stream that finds no room has to be clearly hotter than a stream that has
-// it.  A promotion costs both hosts a handshake of milliseconds.  If all are
-// equally active, no stream's leaving is worth that.  Both are measured over a
-// second at least, and over enough calls that chance does not decide.  A
-// resident is measured over about as long a time as the newcomer.
-constexpr std::uint64_t kSpanNs = 1'000'000'000;
-constexpr std::uint32_t kLeastOps = 32;
-constexpr std::uint64_t kHotter = 4;
-// The least time between two, since each visits every promoted stream.
-constexpr std::uint64_t kBetweenEvictionsNs = 5'000'000;
-std::atomic<std::uint64_t> last_eviction_ns{0};
-// For a while after an eviction only streams of such a rate may take the place.
-constexpr std::uint64_t kAdmissionNs = 2'000'000'000;
-std::atomic<std::uint64_t> admission_until_ns{0};
-std::atomic<std::uint64_t> admission_rate{0};
 
 // Calls `task` after `ms`, unless `arranged` says that the call is arranged
 // already.  The task clears `arranged`.
@@ -98,18 +72,6 @@ void MemoryRefused() {
   LookAtMemorySoon();
 }
 
-bool RoomNow() {
-  const base::Config& config = base::GetConfig();
-  const std::uint32_t under_way = places.load(std::memory_order_relaxed);
-  const std::uint32_t used =
-      remote_count.load(std::memory_order_relaxed) + under_way;
-  const std::uint64_t each = kIdlePinned + lane::rdma::Memory::OfLane();
-  return used < config.max_qps &&
-         (config.max_pinned == 0 ||
-          lane::rdma::Memory::Total() + each * (under_way + 1) <=
-              config.max_pinned);
-}
-
 }  // namespace
 
 void WatchSharedRings() { lane::shm::Touched::SetHook(&LookAtSharedSoon); }
@@ -120,9 +82,7 @@ void RemoteForkUnlock(bool child) {
   remote_latch.AssertUnshared();
   if (child) {
     remote_head = nullptr;
-    remote_count.store(0, std::memory_order_relaxed);
-    places.store(0, std::memory_order_relaxed);
-    leaving.store(0, std::memory_order_relaxed);
+    RdmaBudget::ForkChild();
     memory_look.store(false, std::memory_order_relaxed);
     shared_look.store(false, std::memory_order_relaxed);
     probing.store(false, std::memory_order_relaxed);
@@ -134,12 +94,8 @@ void Sock::ListRemote() {
   if (remote_.listed) return;
   const std::uint64_t now = base::NowNs();
   const std::uint64_t bytes = stream_->tx_off() + stream_->rx_off();
-  remote_.looks[0] = remote_.looks[1] = {now, bytes, 0};
-  remote_.active_ns = now;
-  remote_.grown_bytes = bytes;
-  remote_.grown_ns = now;
-  remote_.beat_off = stream_->tx_off();
-  remote_.beat_ns = now;
+  remote_.activity.Begin(now, bytes);
+  remote_.heartbeat = {stream_->tx_off(), now};
   remote_.leaving = false;
   lane::rdma::Memory::SetHooks(&LookAtMemorySoon, &MemoryRefused);
   remote_latch.lock();
@@ -149,7 +105,7 @@ void Sock::ListRemote() {
   if (remote_head != nullptr) remote_head->remote_.prev = this;
   remote_head = this;
   remote_latch.unlock();
-  remote_count.fetch_add(1, std::memory_order_relaxed);
+  RdmaBudget::Add();
   static_cast<lane::rdma::RdmaLane*>(lane_.get())->OnNextPost(&ProbeSoon);
 }
 
@@ -161,17 +117,14 @@ void Sock::UnlistRemote() {
       remote_.next;
   if (remote_.next != nullptr) remote_.next->remote_.prev = remote_.prev;
   remote_latch.unlock();
-  if (std::exchange(remote_.leaving, false)) {
-    leaving.fetch_sub(1, std::memory_order_relaxed);
-  }
-  // The looks on the lane say nothing about its traffic on TCP.
-  remote_.looks[0] = remote_.looks[1] = {};
-  remote_count.fetch_sub(1, std::memory_order_relaxed);
+  if (std::exchange(remote_.leaving, false)) RdmaBudget::EndLeaving();
+  remote_.activity.Forget();
+  RdmaBudget::Remove();
 }
 
 void Sock::LeavesRemote() {
   if (!remote_.listed || std::exchange(remote_.leaving, true)) return;
-  leaving.fetch_add(1, std::memory_order_relaxed);
+  RdmaBudget::BeginLeaving();
 }
 
 std::shared_ptr<Sock> Sock::Hold(Sock* sock) {
@@ -193,16 +146,6 @@ std::vector<Shared> Sock::Remotes() {
   return all;
 }
 
-// Firewalls forget a silent connection after some minutes.
-constexpr std::uint64_t kBeatNs = 60'000'000'000;
-
-bool Remote::Beats(std::uint64_t now, std::uint64_t tx_off) {
-  if (tx_off == beat_off || now - beat_ns < kBeatNs) return false;
-  beat_off = tx_off;
-  beat_ns = now;
-  return true;
-}
-
 // A lane reports its next message.  From then on it is asked now and then
 // whether all has landed, until it has.  So a silent lane costs nothing.
 void Sock::ProbeSoon() { Arrange(&probing, kProbeMs, &ProbeRemotes); }
@@ -220,7 +163,7 @@ void Sock::ProbeRemotes() {
       // What comes from the peer needs this end's acknowledgements, so the way
       // to the peer is there.  Thousands of busy streams need not ask each.
       const std::uint64_t rx = sock->stream_->rx_off();
-      if (sock->remote_.Beats(now, sock->stream_->tx_off())) {
+      if (sock->remote_.heartbeat.Due(now, sock->stream_->tx_off())) {
         sock->stream_->Beat();
       }
       if (std::exchange(sock->remote_.probe_rx, rx) != rx ||
@@ -238,41 +181,20 @@ void Sock::ProbeRemotes() {
 
 // --- Room
 
-Pace Remote::Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops) {
-  Pace pace;
-  if (looks[0].ns == 0) {
-    looks[0] = looks[1] = {now, bytes, ops};
-    return pace;
-  }
-  const std::uint64_t span = now - looks[0].ns;
-  if (span < kSpanNs) return pace;
-  pace.span_ns = span;
-  pace.rate =
-      (bytes - std::min(bytes, looks[0].bytes)) * 1'000'000 / (span / 1000);
-  pace.ops = ops - looks[0].ops;
-  if (bytes != looks[1].bytes) active_ns = now;
-  if (now - looks[1].ns >= kSpanNs) {
-    looks[0] = looks[1];
-    looks[1] = {now, bytes, ops};
-  }
-  return pace;
-}
-
 // For the connecting end, before it asks its conductor.  Its search has begun.
 bool Sock::RoomForRemote() {
   if (role_ == stream::Role::kAcceptor) return true;
   const std::uint64_t now = base::NowNs();
-  const bool full = !RoomNow();
-  const bool contested =
-      now < admission_until_ns.load(std::memory_order_relaxed);
+  const bool full = !RdmaBudget::Room();
+  const bool contested = RdmaBudget::Contested(now);
   if (!full && !contested) return true;
-  const Pace mine = remote_.Take(now, RawBytes(), ops());
+  const Pace mine = remote_.activity.Take(now, RawBytes(), ops());
   if (mine.span_ns == 0) return false;
   if (full) {
-    if (mine.ops >= kLeastOps) Challenge(mine);
+    if (RdmaBudget::MayChallenge(mine)) Challenge(mine);
     return false;
   }
-  return mine.rate >= admission_rate.load(std::memory_order_relaxed);
+  return RdmaBudget::Admits(mine);
 }
 
 // Runs on the conductor, just before a lane is made.
@@ -282,34 +204,29 @@ bool Sock::TakePlace(base::Reason* why) {
   if (role_ == stream::Role::kConnector) {
     // It has waited in the queue for long, and has moved nothing meanwhile.
     if (RawBytes() == remote_.sought_bytes &&
-        now - remote_.sought_ns > kSpanNs) {
+        now - remote_.sought_ns > RdmaBudget::kSpanNs) {
       *why = Reason::kTimeout;
       return false;
     }
-    if (!RoomNow()) return false;
-  } else if (!RoomNow()) {
-    if (leaving.load(std::memory_order_relaxed) > 0) {
+    if (!RdmaBudget::Room()) return false;
+  } else if (!RdmaBudget::Room()) {
+    if (RdmaBudget::AnyLeaves()) {
       *why = Reason::kPending;
       return false;
     }
     // The connecting end comes again as long as there is traffic.
-    const Pace mine = remote_.Take(now, RawBytes(), 0);
+    const Pace mine = remote_.activity.Take(now, RawBytes(), 0);
     if (mine.span_ns != 0) Challenge(mine);
     return false;
   }
-  places.fetch_add(1, std::memory_order_relaxed);
+  RdmaBudget::TakePlace();
   return true;
 }
 
-void Sock::LeavePlace() { places.fetch_sub(1, std::memory_order_relaxed); }
+void Sock::LeavePlace() { RdmaBudget::LeavePlace(); }
 
 void Sock::Challenge(const Pace& mine) {
-  const std::uint64_t now = base::NowNs();
-  std::uint64_t last = last_eviction_ns.load(std::memory_order_relaxed);
-  if (now - last < kBetweenEvictionsNs ||
-      !last_eviction_ns.compare_exchange_strong(last, now)) {
-    return;
-  }
+  if (!RdmaBudget::MaySearch(base::NowNs())) return;
   if (Conductor* conductor = Conductor::IfRunning()) {
     conductor->Post([mine] { EvictFor(mine); });
   }
@@ -318,47 +235,26 @@ void Sock::Challenge(const Pace& mine) {
 // Runs on the conductor.
 void Sock::EvictFor(const Pace& newcomer) {
   Critical critical;
-  // Enough streams are leaving already, or no stream has taken the free place
-  // yet.
-  if (RoomNow() || leaving.load(std::memory_order_relaxed) >
-                       std::min(base::GetConfig().max_qps / 16, 16u)) {
-    return;
-  }
+  if (RdmaBudget::NoneMustGo()) return;
   const std::uint64_t now = base::NowNs();
   Sock* coldest = nullptr;
-  std::uint64_t coldest_rate = 0;
-  std::uint64_t coldest_active = 0;
+  Eviction eviction(newcomer, now);
   const std::vector<Shared> all = Remotes();
   for (const Shared& sock : all) {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && !sock->remote_.leaving) {
-      const Pace pace = sock->remote_.Take(
-          now, sock->stream_->tx_off() + sock->stream_->rx_off(), 0);
-      const std::uint64_t active = sock->remote_.active_ns;
-      // A pause that the newcomer might have made, too, is no end.
-      const bool idle = pace.span_ns != 0 &&
-                        now - active >= std::max(kSpanNs, 2 * newcomer.span_ns);
-      const bool known = idle || (pace.span_ns != 0 && pace.rate != 0 &&
-                                  pace.span_ns >= newcomer.span_ns / 2);
-      const std::uint64_t rate = idle ? 0 : pace.rate;
-      if (known && (coldest == nullptr || rate < coldest_rate ||
-                    (rate == coldest_rate && active < coldest_active))) {
-        coldest = sock.get();
-        coldest_rate = rate;
-        coldest_active = active;
-      }
+      Activity& its = sock->remote_.activity;
+      const Pace pace =
+          its.Take(now, sock->stream_->tx_off() + sock->stream_->rx_off(), 0);
+      if (eviction.Coldest(pace, its.active_ns)) coldest = sock.get();
     }
   }
-  if (coldest == nullptr ||
-      (coldest_rate != 0 && newcomer.rate / kHotter < coldest_rate)) {
-    return;
-  }
+  if (coldest == nullptr || !eviction.Worthwhile()) return;
   RCSOCK_LOG(2, "fd %d: %llu bytes/s: makes room for one of %llu",
-             coldest->fd(), static_cast<unsigned long long>(coldest_rate),
+             coldest->fd(), static_cast<unsigned long long>(eviction.rate()),
              static_cast<unsigned long long>(newcomer.rate));
-  admission_rate.store(newcomer.rate / 2, std::memory_order_relaxed);
-  admission_until_ns.store(now + kAdmissionNs, std::memory_order_relaxed);
+  RdmaBudget::Evicted(now, newcomer);
   stats.evicted_budget.fetch_add(1, std::memory_order_relaxed);
   coldest->Evict(Reason::kBudget);
 }
@@ -388,7 +284,7 @@ void Sock::MemoryLook() {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && !sock->remote_.leaving) {
-      Remote& its = sock->remote_;
+      Activity& its = sock->remote_.activity;
       const std::uint64_t bytes =
           sock->stream_->tx_off() + sock->stream_->rx_off();
       const Pace pace = its.Take(now, bytes, 0);
@@ -399,7 +295,7 @@ void Sock::MemoryLook() {
         its.grown_ns = now;
       }
       if (static_cast<lane::rdma::RdmaLane*>(sock->lane_.get())->Pinned() >
-          kIdlePinned) {
+          RdmaBudget::IdlePinned()) {
         grown = true;
         if (now - its.grown_ns >= (wanted ? kIdleNs / 4 : kIdleNs)) {
           idle.push_back(sock);
@@ -417,7 +313,7 @@ void Sock::MemoryLook() {
     sock->Evict(Reason::kIdleRings);
   }
   if (wanted && idle.empty() && coldest != nullptr &&
-      hottest_rate / kHotter >= coldest_rate) {
+      hottest_rate / RdmaBudget::kHotter >= coldest_rate) {
     RCSOCK_LOG(2, "fd %d: %llu bytes/s: gives its rings back", coldest->fd(),
                static_cast<unsigned long long>(coldest_rate));
     stats.evicted_memory.fetch_add(1, std::memory_order_relaxed);
@@ -449,7 +345,7 @@ void Sock::SharedLook() {
               lane::shm::Touched::kIdle) {
         continue;
       }
-      Remote& its = sock->remote_;
+      Activity& its = sock->remote_.activity;
       const std::uint64_t bytes =
           sock->stream_->tx_off() + sock->stream_->rx_off();
       if (its.grown_ns == 0 || bytes != its.grown_bytes) {
@@ -482,8 +378,7 @@ std::uint64_t Sock::OnItsWay() {
 
 void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
   Critical critical;
-  if (remote_count.load(std::memory_order_relaxed) == 0 ||
-      Conductor::IfRunning() == nullptr) {
+  if (!RdmaBudget::Any() || Conductor::IfRunning() == nullptr) {
     return;
   }
   const std::vector<Shared> remotes = Remotes();

@@ -8,6 +8,7 @@ ROOMS = [
     "sys",
     "thread",
     "sharing",
+    "policy",
 ]
 
 # For the test: objects, sources and BUILD files.

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "lib/base/clock.h"
-#include "lib/posix/prospect.h"
+#include "lib/posix/policy/prospect.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/thread/signals.h"

@@ -23,7 +23,7 @@
 #include "lib/base/log.h"
 #include "lib/base/poll_now.h"
 #include "lib/base/real.h"
-#include "lib/posix/prospect.h"
+#include "lib/posix/policy/prospect.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/iov_rest.h"

@@ -20,7 +20,7 @@
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/last_thread.h"
-#include "lib/posix/prospect.h"
+#include "lib/posix/policy/prospect.h"
 #include "lib/posix/raw_code.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"

@@ -18,8 +18,8 @@
 
 #include "lib/base/log.h"
 #include "lib/posix/fork.h"
+#include "lib/posix/policy/prospect.h"
 #include "lib/posix/process.h"
-#include "lib/posix/prospect.h"
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sock.h"

@@ -17,7 +17,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
 #include "lib/lane/shm/shm_lane.h"
-#include "lib/posix/prospect.h"
+#include "lib/posix/policy/prospect.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"

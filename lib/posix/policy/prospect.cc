@@ -1,4 +1,4 @@
-#include "lib/posix/prospect.h"
+#include "lib/posix/policy/prospect.h"
 
 #include <netinet/in.h>
 

@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_PROSPECT_H_
-#define RCSOCK_LIB_POSIX_PROSPECT_H_
+#ifndef RCSOCK_LIB_POSIX_POLICY_PROSPECT_H_
+#define RCSOCK_LIB_POSIX_POLICY_PROSPECT_H_
 
 #include <sys/socket.h>
 
@@ -52,4 +52,4 @@ class Prospect {
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_PROSPECT_H_
+#endif  // RCSOCK_LIB_POSIX_POLICY_PROSPECT_H_
