@@ -17,10 +17,10 @@
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/recv_in_place.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))

@@ -9,8 +9,8 @@
 #include <cstdint>
 
 #include "lib/include/rcsock/rcsock.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 

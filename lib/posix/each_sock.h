@@ -4,8 +4,9 @@
 #include <atomic>
 #include <cstdint>
 
+#include "lib/posix/fd/file.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sock.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 

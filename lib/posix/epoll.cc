@@ -8,13 +8,14 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/real.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/hidden.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

@@ -15,7 +15,7 @@
 #include "lib/lane/board.h"
 #include "lib/lane/shm/link.h"
 #include "lib/posix/epoll_mirror.h"
-#include "lib/posix/file.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/interest_latch.h"
 #include "lib/posix/interests.h"
 #include "lib/posix/thread/signals.h"

@@ -17,10 +17,11 @@
 #include "lib/base/unique_fd.h"
 #include "lib/lane/shm/bells.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/sharing/unread.h"
 #include "lib/posix/sock.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

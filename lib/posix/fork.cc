@@ -22,7 +22,9 @@
 #include "lib/posix/shell.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/stdio.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/call_marks.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
@@ -141,6 +143,7 @@ void ForkChild() {
   if (locked) ShellForkUnlock(true);
   ShellForkChild();
   SockForkUnlock(true);
+  StdioForkChild();
   InterestsForkUnlock(true);
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   CallsForkChild();

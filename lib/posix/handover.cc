@@ -24,13 +24,15 @@
 #include "lib/base/sleep.h"
 #include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/hidden.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "lib/base/latch.h"
-#include "lib/posix/file.h"
+#include "lib/posix/fd/file.h"
 
 namespace rcsock::posix {
 

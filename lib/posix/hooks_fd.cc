@@ -20,14 +20,16 @@
 #include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/address_reuse.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
 
@@ -261,6 +263,7 @@ int close(int fd) {
     errno = EBADF;
     return -1;
   }
+  uring::BeforeClose(fd);
   return CloseFd(fd);
 }
 
@@ -328,6 +331,7 @@ int dup3(int from, int to, int flags) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeReplacing(LookupSock(from), to);
+  uring::BeforeClose(to);
   return ReplaceFd(to, from, flags);
 }
 
@@ -339,6 +343,7 @@ int dup2(int from, int to) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeReplacing(LookupSock(from), to);
+  uring::BeforeClose(to);
   return ReplaceFd(to, from, 0);
 }
 

@@ -14,12 +14,13 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
 namespace {

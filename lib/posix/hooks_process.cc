@@ -14,12 +14,13 @@
 #include <cstdlib>
 
 #include "lib/posix/clone.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/process.h"
 #include "lib/posix/shell.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
 namespace {

@@ -21,6 +21,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/clone.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/last_thread.h"
@@ -28,7 +29,6 @@
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
 

@@ -11,12 +11,13 @@
 #include "lib/base/direct.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/passing.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
 namespace {

@@ -19,10 +19,10 @@
 #include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix::hook {

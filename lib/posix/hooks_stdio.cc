@@ -14,10 +14,10 @@
 #include <cstdio>
 
 #include "lib/posix/hooks.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
 

@@ -21,7 +21,6 @@
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
 namespace {

@@ -4,7 +4,7 @@
 #include <new>
 
 #include "lib/base/guard.h"
-#include "lib/posix/file.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/select_sets.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"

@@ -16,6 +16,7 @@
 #include "lib/base/start_data.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/uring_held.h"
 
 namespace rcsock::posix {

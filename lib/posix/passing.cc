@@ -7,13 +7,14 @@
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
-#include "lib/posix/process.h"
+#include "lib/posix/fd/table.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sharing/unix_peer.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 namespace {

@@ -19,9 +19,10 @@
 #include "lib/base/critical.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
-#include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/each_sock.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/hidden.h"
@@ -29,10 +30,11 @@
 #include "lib/posix/last_words.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/call_marks.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread_bells.h"
+#include "lib/posix/uring.h"
 #include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"
 
@@ -42,20 +44,11 @@ using rendezvous::Conductor;
 
 namespace {
 
-RCSOCK_START_DATA std::atomic<base::Reason> process_pinned{base::Reason::kNone};
-
-// Returns true for the first caller only.  Streams leave their lanes, and no
-// other stream takes a lane after.
-bool FirstSandboxed() {
-  return process_pinned.exchange(base::Reason::kSandboxed) !=
-         base::Reason::kSandboxed;
-}
-
 // A filter that rcsock was not told of refuses membarrier, so a sender may miss
 // that a thread here sleeps.  The conductor, which never sleeps on a lane,
 // takes all streams to TCP.  That ends every sleep.
 void BarriersLost() {
-  if (!FirstSandboxed()) return;
+  if (!MarkSandboxed()) return;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   base::Log("a filter refuses membarrier: all streams go to TCP");
@@ -99,9 +92,7 @@ void BarriersLost() {
 }
 
 void PinProcess(base::Reason reason) {
-  // seq_cst: a thread that makes a stream eligible looks at this after.
-  auto none = base::Reason::kNone;
-  process_pinned.compare_exchange_strong(none, reason);
+  MarkPinned(reason);
   RevealAll();
   const auto listens = [](Sock* sock) {
     return sock->listening.load(std::memory_order_relaxed);
@@ -116,8 +107,7 @@ void PinProcess(base::Reason reason) {
 }
 
 void PinProcessFromConductor(base::Reason reason) {
-  auto none = base::Reason::kNone;
-  process_pinned.compare_exchange_strong(none, reason);
+  MarkPinned(reason);
   RevealAll();
   ForEachSock([&](Sock* sock) {
     if (!sock->listening.load(std::memory_order_relaxed)) {
@@ -130,10 +120,6 @@ bool BeyondLimit(std::uint64_t count) {
   rlimit limit{};
   return ProcessPinned() != base::Reason::kSandboxed &&
          ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && count > limit.rlim_cur;
-}
-
-base::Reason ProcessPinned() {
-  return process_pinned.load(std::memory_order_relaxed);
 }
 
 void PinBySocket(std::uint64_t inode, base::Reason reason) {
@@ -207,7 +193,7 @@ void AfterExec() {
 
 void EnterSandbox() {
   if (OwnFace() == Face::kBehind || InBorrowedMemory()) return;
-  if (!FirstSandboxed()) return;
+  if (!MarkSandboxed()) return;
   const int saved = errno;
   // The filter may not know what this calls.
   GuardFaultsEarly();
@@ -302,6 +288,7 @@ void CloseFollowed(unsigned first, unsigned last) {
     if (borrowed) {
       Lend(number);
     } else if (LookupToClose(number) != nullptr) {
+      uring::BeforeClose(number);
       CloseFd(number);
     }
   }

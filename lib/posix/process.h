@@ -8,9 +8,9 @@
 
 namespace rcsock::posix {
 
-// State of the process that no object owns lives here, in sys/identity.h,
-// stats.h and fork.h, and in the descriptor table, nowhere else.  Any thread
-// may call these functions, with no latch.
+// State of the process that no object owns lives in sys/, stats.h and fork.h,
+// and in the descriptor table, nowhere else.  Any thread may call these
+// functions, with no latch.
 
 // Reads the configuration and makes the process ready.  Comes before the first
 // hook does anything.
@@ -27,8 +27,6 @@ class Sock;
 void PinProcess(base::Reason reason);
 // As PinProcess, on the conductor's thread, without a wait.
 void PinProcessFromConductor(base::Reason reason);
-// Returns why the process is pinned, or kNone.
-base::Reason ProcessPinned();
 // Pins the stream whose socket has this inode number.
 void PinBySocket(std::uint64_t inode, base::Reason reason);
 // Returns whether a number of the stream stays open across exec.

@@ -21,6 +21,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/rendezvous.h"
 

@@ -7,6 +7,7 @@ load("//tools/cc:copts.bzl", "COPTS")
 ROOMS = [
     "sys",
     "thread",
+    "fd",
     "sharing",
     "policy",
 ]

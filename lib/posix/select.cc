@@ -16,9 +16,9 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
-#include "lib/posix/process.h"
 #include "lib/posix/select_sets.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sys/pinned.h"
 
 namespace rcsock::posix {
 

@@ -16,9 +16,10 @@
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/target.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sharing/unread.h"
 #include "lib/posix/stats.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/address.h"
 

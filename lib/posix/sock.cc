@@ -18,9 +18,10 @@
 #include "lib/base/start_data.h"
 #include "lib/posix/budget.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/policy/prospect.h"
-#include "lib/posix/process.h"
-#include "lib/posix/table.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/call_marks.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/spin.h"
@@ -30,9 +31,6 @@ namespace rcsock::posix {
 
 using base::Reason;
 using stream::Stream;
-
-std::atomic<std::uintptr_t> fd_table[kMaxFds];
-RCSOCK_START_DATA std::atomic<int> fd_high{-1};
 
 // --- Pool
 

@@ -12,10 +12,10 @@
 #include "lib/base/log.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

@@ -22,11 +22,11 @@
 #include "lib/base/log.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/each_sock.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sharing/other_holders.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
 #include "lib/posix/tcp_info.h"
 #include "lib/posix/thread/signals.h"
 

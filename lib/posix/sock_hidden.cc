@@ -15,12 +15,12 @@
 #include "lib/base/log.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/hidden.h"
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

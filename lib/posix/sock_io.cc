@@ -11,12 +11,12 @@
 #include <cstring>
 
 #include "lib/base/real.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/recv_in_place.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

@@ -13,7 +13,7 @@
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/budget.h"
-#include "lib/posix/file.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/interest_latch.h"
 #include "lib/posix/lane_state.h"
 #include "lib/posix/sharing/notes.h"

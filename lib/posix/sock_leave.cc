@@ -13,8 +13,8 @@
 #include "lib/base/log.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/sock.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

@@ -24,13 +24,14 @@
 
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
+#include "lib/posix/uring.h"
 
 namespace rcsock::posix {
 
@@ -60,6 +61,7 @@ thread_local constinit Joined tls_joined;
 void CloseLeft(int number) {
   const int saved = errno;
   base::Disown(number);
+  uring::BeforeClose(number);
   CloseFd(number);
   errno = saved;
 }

@@ -14,9 +14,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "lib/posix/lookup.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/user_arguments.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/call_marks.h"
 
 namespace rcsock::posix {

@@ -17,14 +17,16 @@
 #include <cstdint>
 
 #include "lib/base/log.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/fork.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/policy/prospect.h"
-#include "lib/posix/process.h"
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/tcp_info.h"
 #include "lib/posix/thread/signals.h"
 

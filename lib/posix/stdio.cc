@@ -31,12 +31,13 @@
 #include <cstring>
 
 #include "lib/base/latch.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/hooks.h"
-#include "lib/posix/process.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sharing/unread.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
-#include "lib/posix/table.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
 
 extern "C" {

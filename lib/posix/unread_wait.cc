@@ -1,6 +1,7 @@
 #include "lib/posix/unread_wait.h"
 
-#include "lib/posix/table.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/lookup.h"
 
 namespace rcsock::posix {
 namespace {

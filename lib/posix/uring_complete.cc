@@ -13,7 +13,7 @@
 
 #include "lib/base/latch.h"
 #include "lib/base/unique_fd.h"
-#include "lib/posix/process.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix::uring {

@@ -11,9 +11,11 @@
 #include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/lookup.h"
 #include "lib/posix/sock.h"
-#include "lib/posix/table.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/uring.h"
 #include "lib/posix/uring_complete.h"
@@ -207,7 +209,10 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
 }
 
 void Close(const Closing& closing) {
-  for (int i = 0; i < closing.count; ++i) CloseFd(closing.fds[i]);
+  for (int i = 0; i < closing.count; ++i) {
+    BeforeClose(closing.fds[i]);
+    CloseFd(closing.fds[i]);
+  }
 }
 
 bool Matches(const Match& match, const Held& held) {
@@ -439,7 +444,9 @@ Serving::~Serving() {
 void FreeRing(HeldRing* ring) {
   const int set = ring->set;
   ring->set = -1;
-  if (set >= 0) CloseFd(set);
+  if (set < 0) return;
+  BeforeClose(set);
+  CloseFd(set);
 }
 
 void DropHeldRing(int ring_fd) {

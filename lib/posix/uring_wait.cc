@@ -18,7 +18,7 @@
 #include "lib/base/helper_thread.h"
 #include "lib/base/latch.h"
 #include "lib/posix/hooks.h"
-#include "lib/posix/process.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/uring_held.h"
 #include "lib/posix/uring_serve.h"

@@ -124,6 +124,8 @@ def main():
             wrong.append(f"{room} has no objects, or no BUILD file")
     if not defined[len(rooms)]:
         wrong.append(f"{TOP} itself has no objects")
+    if len(rooms) > 1 and (names < 20 or uses < 10):
+        wrong.append(f"{names} names and {uses} symbols cannot be all")
     for sentence in wrong:
         print(f"rooms_test: {sentence}", file=sys.stderr)
     print(f"rooms: {len(rooms)} below {TOP}, {len(sources)} files, "

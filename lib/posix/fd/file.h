@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_FILE_H_
-#define RCSOCK_LIB_POSIX_FILE_H_
+#ifndef RCSOCK_LIB_POSIX_FD_FILE_H_
+#define RCSOCK_LIB_POSIX_FD_FILE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -118,4 +118,4 @@ inline File* LookupToClose(int fd) {
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_FILE_H_
+#endif  // RCSOCK_LIB_POSIX_FD_FILE_H_

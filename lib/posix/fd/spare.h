@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIB_POSIX_SPARE_H_
-#define RCSOCK_LIB_POSIX_SPARE_H_
+#ifndef RCSOCK_LIB_POSIX_FD_SPARE_H_
+#define RCSOCK_LIB_POSIX_FD_SPARE_H_
 
 namespace rcsock::posix {
 
@@ -15,4 +15,4 @@ int UseSpare(int fd);
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_SPARE_H_
+#endif  // RCSOCK_LIB_POSIX_FD_SPARE_H_

@@ -1,4 +1,4 @@
-#include "lib/posix/table.h"
+#include "lib/posix/fd/table.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,16 +13,28 @@
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
+#include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
-#include "lib/posix/hidden.h"
-#include "lib/posix/process.h"
-#include "lib/posix/stdio.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
-#include "lib/posix/uring.h"
 
 namespace rcsock::posix {
+
+std::atomic<std::uintptr_t> fd_table[kMaxFds];
+RCSOCK_START_DATA std::atomic<int> fd_high{-1};
+
 namespace {
+
+// Of streams, and of sets.  Bind stores them before a file of theirs is found.
+constinit std::atomic<const FileOps*> sock_ops{nullptr};
+constinit std::atomic<const FileOps*> set_ops{nullptr};
+std::atomic<const FileOps*>& OpsPlace(const File* file) {
+  return file->IsSock() ? sock_ops : set_ops;
+}
+const FileOps& OpsOf(const File* file) {
+  return *OpsPlace(file).load(std::memory_order_relaxed);
+}
 
 void Raise(int fd) {
   int high = fd_high.load(std::memory_order_relaxed);
@@ -178,8 +190,9 @@ int OtherFd(const File* file, int except) {
 
 void Lend(int fd) {
   if (Entry(fd) == &lent && Returned(fd)) Recall(fd);
-  if (Entry(fd) == nullptr) return;
-  if (Entry(fd)->Hidden()) Reveal(fd);
+  const File* const known = Entry(fd);
+  if (known == nullptr) return;
+  if (known->Hidden()) OpsOf(known).reveal(fd);
   auto entry = fd_table[fd].load(std::memory_order_acquire);
   do {
     const File* const file = FileIn(entry);
@@ -245,39 +258,33 @@ void HeldNumber::Release() {
   File* const file = std::exchange(file_, nullptr);
   if (file == nullptr) return;
   const std::uintptr_t mark =
-      marked_ && static_cast<Sock*>(file)->OnLane() ? kLaneMark : 0;
+      marked_ && OpsOf(file).on_lane(file) ? kLaneMark : 0;
   std::uintptr_t entry = fd_table[fd_].load(std::memory_order_relaxed);
   while (FileIn(entry) == file &&
          !fd_table[fd_].compare_exchange_weak(entry, (entry & ~kHeld) | mark)) {
   }
 }
 
-Sock* OwnersSock(int fd) {
-  File* file = Entry(fd);
-  if (file == &lent) {
-    file = FileIn(LentAt(fd).entry.load(std::memory_order_relaxed));
-  }
-  return file != nullptr && file->IsSock() ? static_cast<Sock*>(file) : nullptr;
+File* OwnersFile(int fd) {
+  File* const file = Entry(fd);
+  return file == &lent
+             ? FileIn(LentAt(fd).entry.load(std::memory_order_relaxed))
+             : file;
 }
 
-void Bind(int fd, File* file) {
+void ClearEntry(int fd) { Put(fd, nullptr); }
+
+void Bind(int fd, File* file, const FileOps& ops) {
   Evict(fd);
   if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds) ||
       OwnFace() == Face::kBehind) {
     // Not followed: plain TCP for ever.
-    if (file->kind == FileKind::kSock) {
-      static_cast<Sock*>(file)->Unref();
-    } else {
-      static_cast<EpollSet*>(file)->Free();
-    }
+    ops.refuse(file);
     return;
   }
   file->fds.store(1, std::memory_order_relaxed);
-  if (file->kind == FileKind::kSock) {
-    Sock& sock = static_cast<Sock&>(*file);
-    sock.set_fd(fd);
-    BeforeStandardNumber(&sock, fd);
-  }
+  ops.number(file, fd, true);
+  OpsPlace(file).store(&ops, std::memory_order_relaxed);
   // Not while another thread forks (ForkPrepare).
   Critical critical;
   between_latch.lock();
@@ -290,10 +297,10 @@ File* NamedInBetween(int fd) {
   return Entry(fd) == &lent ? LentFile(fd) : nullptr;
 }
 
-void NoteOnLane(int fd, Sock* sock, bool on) {
+void NoteOnLane(int fd, const File* file, bool on) {
   if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds)) return;
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
-  while (FileIn(entry) == sock && (entry & (kClaimed | kHeld)) == 0) {
+  while (FileIn(entry) == file && (entry & (kClaimed | kHeld)) == 0) {
     const std::uintptr_t noted = on ? entry | kLaneMark : entry & ~kLaneMark;
     if (noted == entry || fd_table[fd].compare_exchange_weak(entry, noted)) {
       return;
@@ -304,7 +311,7 @@ void NoteOnLane(int fd, Sock* sock, bool on) {
 File* Settled(int fd) {
   if (Entry(fd) == &lent) return LentFile(fd);
   if (File* const file = Entry(fd); file != nullptr && file->Hidden()) {
-    return Reveal(fd);
+    return OpsOf(file).reveal(fd);
   }
   Critical critical;
   between_latch.lock();
@@ -313,46 +320,12 @@ File* Settled(int fd) {
   return file;
 }
 
-Sock* SettledSock(int fd) {
-  File* file = Lookup(fd);
-  return file != nullptr && file->kind == FileKind::kSock
-             ? static_cast<Sock*>(file)
-             : nullptr;
-}
-
-EpollSet* SettledSet(int fd) {
-  File* file = Lookup(fd);
-  return file != nullptr && file->kind == FileKind::kEpoll
-             ? static_cast<EpollSet*>(file)
-             : nullptr;
-}
-
 void Evict(int fd) {
   File* file = LookupToClose(fd);
   if (file == nullptr) return;
   // In a child of vfork the number is the child's, and the entry the parent's.
   if (InBorrowedMemory()) return Lend(fd);
-  const bool claimed = IsClaimed(fd);
-  if (file->IsSock()) {
-    auto* const sock = static_cast<Sock*>(file);
-    sock->Ref();  // see fd_table
-    Put(fd, nullptr);
-    // If two threads close it at once, for instance, the other thread does
-    // this.
-    if (!claimed && file->fds.fetch_sub(1) != 1) {
-      sock->LoseFd(fd);
-    } else if (!claimed) {
-      // The connection is gone already.  Only rcsock's state for it is left.
-      sock->Vanished();
-    }
-    sock->Unref();
-    return;
-  }
-  auto* const set = static_cast<EpollSet*>(file);
-  Put(fd, nullptr);
-  if (claimed) return;
-  set->LoseFd(fd);
-  if (file->fds.fetch_sub(1) == 1) set->Free();
+  OpsOf(file).evict(file, fd, IsClaimed(fd));
 }
 
 int CloseNumber(int fd, const Successor& next, bool held) {
@@ -388,56 +361,16 @@ int CloseNumber(int fd, const Successor& next, bool held) {
 
 namespace {
 
-// The stream is kept until its number is out of the table, even if all its
-// other numbers are closed before.
-int CloseSock(Sock* sock, bool last, int fd, const Successor& next) {
-  if (last) return sock->CloseLast(fd, next);
-  sock->Ref();
-  int result;
-  if (sock->fds.fetch_sub(1) == 1) {
-    result = sock->CloseLast(fd, next);
-  } else {
-    sock->LoseFd(fd);
-    result = CloseNumber(fd, next, true);
-  }
-  const int saved = errno;
-  sock->Unref();
-  errno = saved;
-  return result;
-}
-
-int CloseSet(EpollSet* set, bool last, int fd, const Successor& next) {
-  set->LoseFd(fd);
-  const int result = CloseNumber(fd, next, !last);
-  const int saved = errno;
-  if (last || set->fds.fetch_sub(1) == 1) set->Free();
-  errno = saved;
-  return result;
-}
-
 // Requires that the number is claimed.
 int CloseClaimed(int fd, File* file, const Successor& next) {
   int only = 1;
   const bool last = file->fds.compare_exchange_strong(only, 0);
-  return file->IsSock()
-             ? CloseSock(static_cast<Sock*>(file), last, fd, next)
-             : CloseSet(static_cast<EpollSet*>(file), last, fd, next);
-}
-
-// Children that have copies of the stream get it on TCP.  The wait is here,
-// where no signal is put off.
-void BeforeLastClose(File* file) {
-  if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
-  auto* const sock = static_cast<Sock*>(file);
-  if (!sock->SharesLane() || !sock->TryRef()) return;
-  sock->LeaveToHidden();
-  sock->Unref();
+  return OpsOf(file).close(file, last, fd, next);
 }
 
 }  // namespace
 
 int CloseFd(int fd) {
-  uring::BeforeClose(fd);
   constexpr Successor kNothing;
   if (Entry(fd) != nullptr && InBorrowedMemory()) {
     Lend(fd);
@@ -447,7 +380,7 @@ int CloseFd(int fd) {
   for (base::Backoff backoff;; backoff.Wait()) {
     File* const file = LookupToClose(fd);
     if (file == nullptr) return KernelClose(fd, kNothing);
-    BeforeLastClose(file);
+    OpsOf(file).before_close(file);
     Critical critical;  // no handler jumps out of a claim
     const Claimed claimed = Claim(fd, file);
     if (claimed == Claimed::kNo) return KernelClose(fd, kNothing);
@@ -456,7 +389,6 @@ int CloseFd(int fd) {
 }
 
 int ReplaceFd(int fd, int from, int flags) {
-  uring::BeforeClose(fd);
   if (Entry(fd) == nullptr && Entry(from) == nullptr) {
     return KernelReplace(fd, {from, flags});
   }
@@ -482,7 +414,7 @@ int ReplaceFd(int fd, int from, int flags) {
       Raise(fd);
       return CloseNumber(fd, next, false);
     }
-    BeforeLastClose(file);
+    OpsOf(file).before_close(file);
     const Claimed claimed = Claim(fd, file);
     if (claimed == Claimed::kYes) return CloseClaimed(fd, file, next);
     if (claimed == Claimed::kNo) {
@@ -502,9 +434,7 @@ void CopyHeld(const HeldNumber& from, int to) {
       static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) {
     return;
   }
-  if (file->kind == FileKind::kSock) {
-    BeforeStandardNumber(static_cast<Sock*>(file), to);
-  }
+  OpsOf(file).number(file, to, false);
   between_latch.lock();
   if (Another(file) != nullptr) {
     Raise(to);
@@ -520,7 +450,6 @@ void TableForkLock() { between_latch.LockForFork(); }
 void TableForkUnlock(bool child) {
   between_latch.UnlockAfterFork(child);
   if (!child) return;
-  StdioForkChild();
   // The thread that was closing a number is not in the child.  What the kernel
   // has there belongs to no file here.
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -545,13 +474,7 @@ void TableForkUnlock(bool child) {
     }
     file->fds.store(others, std::memory_order_relaxed);
     if (others == 0 || !claimed) continue;
-    if (file->IsSock()) {
-      auto* const sock = static_cast<Sock*>(file);
-      if (sock->fd() == fd) sock->set_fd(OtherFd(file, fd));
-    } else if (auto* const set = static_cast<EpollSet*>(file);
-               set->fd() == fd) {
-      set->Renumber(OtherFd(file, fd));
-    }
+    OpsOf(file).renumber(file, fd, OtherFd(file, fd));
   }
 }
 

@@ -1,51 +1,54 @@
-#ifndef RCSOCK_LIB_POSIX_TABLE_H_
-#define RCSOCK_LIB_POSIX_TABLE_H_
+#ifndef RCSOCK_LIB_POSIX_FD_TABLE_H_
+#define RCSOCK_LIB_POSIX_FD_TABLE_H_
 
-#include <sys/socket.h>
+#include <cstdint>
 
-#include "lib/posix/epoll.h"
-#include "lib/posix/file.h"
-#include "lib/posix/sock.h"
+#include "lib/posix/fd/file.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 
-// LookupSock() and LookupSet() for an entry that is not plainly a stream or a
-// set.
-[[gnu::noinline]] Sock* SettledSock(int fd);
-[[gnu::noinline]] EpollSet* SettledSet(int fd);
+struct Successor;
 
-// Lookup() with one look at the kind.
-inline Sock* SockIn(std::uintptr_t entry, int fd) {
-  File* file = FileIn(entry);
-  if (file == nullptr) return nullptr;
-  return __builtin_expect(file->kind == FileKind::kSock, 1)
-             ? static_cast<Sock*>(file)
-             : SettledSock(fd);
-}
-inline Sock* LookupSock(int fd) { return SockIn(WholeEntry(fd), fd); }
-
-inline EpollSet* LookupSet(int fd) {
-  File* file = Entry(fd);
-  if (file == nullptr) return nullptr;
-  return __builtin_expect(file->kind == FileKind::kEpoll, 1)
-             ? static_cast<EpollSet*>(file)
-             : SettledSet(fd);
-}
-
+// What the table asks of a kind of file when a number comes or goes.  The rooms
+// of the kinds pass it to Bind, so that this room needs none of them.  These
+// are cold.  A file has no virtual functions: a pointer more would move its
+// fields.
+struct FileOps {
+  // The file is about to get the number `fd`: its first, by Bind, or a copy.
+  void (*number)(File* file, int fd, bool first);
+  // The file cannot come into the table.  Gives it back.
+  void (*refuse)(File* file);
+  // `fd` was closed past rcsock.  Calls ClearEntry(fd), and takes the number
+  // away.  `claimed`: the thread that is closing the number takes it away.
+  void (*evict)(File* file, int fd, bool claimed);
+  // A thread is about to claim a number of the file.  No signal is put off, so
+  // this may wait for the peer.
+  void (*before_close)(File* file);
+  // Closes the claimed number by CloseNumber.  `last`: the file has no other,
+  // and fds is 0.
+  int (*close)(File* file, bool last, int fd, const Successor& next);
+  // In the child of fork, where `fd` is gone.  The file has `other`.
+  void (*renumber)(File* file, int fd, int other);
+  // Returns whether the file may have kLaneMark.
+  bool (*on_lane)(const File* file);
+  // Reveals the hidden file of a number.  Returns what the number names then.
+  File* (*reveal)(int fd);
+};
 // From now on `fd`, just made by the kernel, names `file`.  If the table still
-// had something there, that was closed past rcsock, and is dropped.
-void Bind(int fd, File* file);
-// Sets or clears kLaneMark for `fd`, a number of `sock`: whether the stream is
+// had something there, that was closed past rcsock, and is dropped.  `ops` are
+// those of all files of the kind, hidden or not, and stay valid.
+void Bind(int fd, File* file, const FileOps& ops);
+// Sets or clears kLaneMark for `fd`, a number of `file`: whether the stream is
 // on a lane in shared memory.
-void NoteOnLane(int fd, Sock* sock, bool on);
+void NoteOnLane(int fd, const File* file, bool on);
 // Drops a stale entry of a number that the kernel has just given out.
 void Evict(int fd);
 // In a child of vfork that is about to close the number, or to put something
 // else there.  From now on it names nothing of rcsock's for the child.
 void Lend(int fd);
 // What the number names for the process whose memory the child borrows.
-Sock* OwnersSock(int fd);
+File* OwnersFile(int fd);
 // A number that is being duplicated.  While this lives, no thread closes the
 // number or puts something else there.  So the kernel's copy is what the table
 // says.  Without it another thread could close the number, and the stream with
@@ -75,7 +78,8 @@ struct Successor {
   int flags = 0;
   HeldNumber* held = nullptr;  // `from`, if it is followed
 };
-// close(): the descriptor goes, and with the last of them what it names.
+// close(): the descriptor goes, and with the last of them what it names.  The
+// caller of this and of ReplaceFd has called uring::BeforeClose(fd).
 int CloseFd(int fd);
 // dup3(from, fd, flags) of two different numbers.  The number is never free
 // meanwhile, since another thread's new descriptor could take it.  Not for a
@@ -94,6 +98,8 @@ int LeaveNumber(int fd, const File* file);
 // LeaveNumber for a file that has another number, which may not be in the table
 // yet.
 int LeaveNumberForAny(int fd, const File* file);
+// From now on `fd` names nothing.  For FileOps::evict.
+void ClearEntry(int fd);
 // From now on `to` also names what `from` names.  `to` is 0, or a copy's
 // number.
 void CopyHeld(const HeldNumber& from, int to);
@@ -104,4 +110,4 @@ void TableForkUnlock(bool child);
 
 }  // namespace rcsock::posix
 
-#endif  // RCSOCK_LIB_POSIX_TABLE_H_
+#endif  // RCSOCK_LIB_POSIX_FD_TABLE_H_

@@ -1,4 +1,4 @@
-#include "lib/posix/spare.h"
+#include "lib/posix/fd/spare.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>

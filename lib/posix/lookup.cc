@@ -1,0 +1,144 @@
+#include "lib/posix/lookup.h"
+
+#include <cerrno>
+
+#include "lib/posix/fd/table.h"
+#include "lib/posix/hidden.h"
+#include "lib/posix/stdio.h"
+
+namespace rcsock::posix {
+
+Sock* SettledSock(int fd) {
+  File* file = Lookup(fd);
+  return file != nullptr && file->kind == FileKind::kSock
+             ? static_cast<Sock*>(file)
+             : nullptr;
+}
+
+EpollSet* SettledSet(int fd) {
+  File* file = Lookup(fd);
+  return file != nullptr && file->kind == FileKind::kEpoll
+             ? static_cast<EpollSet*>(file)
+             : nullptr;
+}
+
+Sock* OwnersSock(int fd) {
+  File* const file = OwnersFile(fd);
+  return file != nullptr && file->IsSock() ? static_cast<Sock*>(file) : nullptr;
+}
+
+namespace {
+
+// --- What the table asks of a stream
+
+Sock* AsSock(File* file) { return static_cast<Sock*>(file); }
+
+void NumberSock(File* file, int fd, bool first) {
+  Sock& sock = static_cast<Sock&>(*file);
+  if (first) sock.set_fd(fd);
+  BeforeStandardNumber(&sock, fd);
+}
+
+void EvictSock(File* file, int fd, bool claimed) {
+  Sock* const sock = AsSock(file);
+  sock->Ref();  // see fd_table
+  ClearEntry(fd);
+  // If two threads close it at once, for instance, the other thread does this.
+  if (!claimed && file->fds.fetch_sub(1) != 1) {
+    sock->LoseFd(fd);
+  } else if (!claimed) {
+    // The connection is gone already.  Only rcsock's state for it is left.
+    sock->Vanished();
+  }
+  sock->Unref();
+}
+
+// Children that have copies of the stream get it on TCP.  The wait is here,
+// where no signal is put off.
+void BeforeLastClose(File* file) {
+  if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
+  Sock* const sock = AsSock(file);
+  if (!sock->SharesLane() || !sock->TryRef()) return;
+  sock->LeaveToHidden();
+  sock->Unref();
+}
+
+// The stream is kept until its number is out of the table, even if all its
+// other numbers are closed before.
+int CloseSock(File* file, bool last, int fd, const Successor& next) {
+  Sock* const sock = AsSock(file);
+  if (last) return sock->CloseLast(fd, next);
+  sock->Ref();
+  int result;
+  if (sock->fds.fetch_sub(1) == 1) {
+    result = sock->CloseLast(fd, next);
+  } else {
+    sock->LoseFd(fd);
+    result = CloseNumber(fd, next, true);
+  }
+  const int saved = errno;
+  sock->Unref();
+  errno = saved;
+  return result;
+}
+
+void RenumberSock(File* file, int fd, int other) {
+  if (AsSock(file)->fd() == fd) AsSock(file)->set_fd(other);
+}
+
+// --- What the table asks of an epoll set
+
+EpollSet* AsSet(File* file) { return static_cast<EpollSet*>(file); }
+
+void EvictSet(File* file, int fd, bool claimed) {
+  ClearEntry(fd);
+  if (claimed) return;
+  AsSet(file)->LoseFd(fd);
+  if (file->fds.fetch_sub(1) == 1) AsSet(file)->Free();
+}
+
+int CloseSet(File* file, bool last, int fd, const Successor& next) {
+  EpollSet* const set = AsSet(file);
+  set->LoseFd(fd);
+  const int result = CloseNumber(fd, next, !last);
+  const int saved = errno;
+  if (last || set->fds.fetch_sub(1) == 1) set->Free();
+  errno = saved;
+  return result;
+}
+
+void RenumberSet(File* file, int fd, int other) {
+  if (AsSet(file)->fd() == fd) AsSet(file)->Renumber(other);
+}
+
+constexpr FileOps kSockOps{
+    .number = &NumberSock,
+    .refuse = [](File* file) { AsSock(file)->Unref(); },
+    .evict = &EvictSock,
+    .before_close = &BeforeLastClose,
+    .close = &CloseSock,
+    .renumber = &RenumberSock,
+    .on_lane =
+        [](const File* file) {
+          return static_cast<const Sock*>(file)->OnLane();
+        },
+    .reveal = &Reveal,
+};
+
+constexpr FileOps kSetOps{
+    .number = [](File*, int, bool) {},
+    .refuse = [](File* file) { AsSet(file)->Free(); },
+    .evict = &EvictSet,
+    .before_close = [](File*) {},
+    .close = &CloseSet,
+    .renumber = &RenumberSet,
+    .on_lane = [](const File*) { return false; },
+    .reveal = &Reveal,
+};
+
+}  // namespace
+
+void Bind(int fd, Sock* sock) { Bind(fd, sock, kSockOps); }
+void Bind(int fd, EpollSet* set) { Bind(fd, set, kSetOps); }
+
+}  // namespace rcsock::posix
