@@ -7,12 +7,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "lib/base/env.h"
 #include "lib/base/path.h"
@@ -42,6 +44,10 @@ const char* OwnLoader() {
              ? nullptr
              : reinterpret_cast<const char*>(base + loader->p_vaddr);
 }
+
+// What glibc 2.17 has suffices: lib/base/old_glibc, which a test looks after
+// (tests/install/symbol_versions.py).
+constexpr const char kOldestVersion[] = "GLIBC_2.17";
 
 // ld-lsb is a link to glibc's loader, and ld.so may be such a link too.
 // ld-2.31.so is an older name; ld64.so and ld.so.1 belong to other processors.
@@ -113,18 +119,6 @@ bool FindLoader(const Head& head, char* name, std::size_t size) {
   return false;
 }
 
-// The interpreter on the first line of a script.
-bool FindInterpreter(const Head& head, char* path, std::size_t size) {
-  char line[256];  // as many bytes as the kernel reads
-  if (!head.Line(line, sizeof line)) return false;
-  const char* begin = line + 2 + std::strspn(line + 2, " \t");
-  const std::size_t length = std::strcspn(begin, " \t");
-  if (length == 0 || length >= size) return false;
-  std::memcpy(path, begin, length);
-  path[length] = '\0';
-  return true;
-}
-
 int Open(int folder, const char* path) {
   char self[32];
   if (*path == '\0') {
@@ -136,6 +130,133 @@ int Open(int folder, const char* path) {
   return static_cast<int>(
       ::syscall(SYS_openat, folder, path,
                 O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0));
+}
+
+// Returns the place in the file of what is mapped at `address`, or 0.
+std::uint64_t PlaceOf(const Head& head, const Elf64_Ehdr& header,
+                      std::uint64_t address) {
+  for (unsigned i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr one;
+    if (!head.Read(header.e_phoff + std::uint64_t{i} * sizeof one, &one,
+                   sizeof one)) {
+      return 0;
+    }
+    if (one.p_type == PT_LOAD && address >= one.p_vaddr &&
+        address - one.p_vaddr < one.p_filesz) {
+      return one.p_offset + (address - one.p_vaddr);
+    }
+  }
+  return 0;
+}
+
+// Returns where the file has the versions that it defines, or 0.
+std::uint64_t PlaceOfVersions(const Head& head, const Elf64_Ehdr& header) {
+  for (unsigned i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr one;
+    if (!head.Read(header.e_phoff + std::uint64_t{i} * sizeof one, &one,
+                   sizeof one)) {
+      return 0;
+    }
+    if (one.p_type != PT_DYNAMIC) continue;
+    Elf64_Dyn entries[64];
+    const std::size_t count = std::min<std::size_t>(
+        one.p_filesz / sizeof entries[0], std::size(entries));
+    if (!head.Read(one.p_offset, entries, count * sizeof entries[0])) return 0;
+    for (std::size_t at = 0; at < count && entries[at].d_tag != DT_NULL; ++at) {
+      if (entries[at].d_tag == DT_VERDEF) {
+        return PlaceOf(head, header, entries[at].d_un.d_ptr);
+      }
+    }
+  }
+  return 0;
+}
+
+constexpr std::uint32_t Hash(const char* name) {
+  std::uint32_t hash = 0;
+  for (; *name != '\0'; ++name) {
+    hash = (hash << 4) + static_cast<unsigned char>(*name);
+    const std::uint32_t high = hash & 0xf0000000;
+    hash = (hash ^ (high >> 24)) & ~high;
+  }
+  return hash;
+}
+
+// Returns true if the file is a libc that has versions, but not that which we
+// need.
+bool IsTooOld(int fd) {
+  const Head head(fd);
+  Elf64_Ehdr header;
+  if (!head.Read(0, &header, sizeof header) ||
+      std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+      header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phnum > 64) {
+    return false;
+  }
+  const std::uint64_t place = PlaceOfVersions(head, header);
+  // Some 30 bytes for each version.
+  char versions[4096];
+  const long length =
+      place == 0 ? 0
+                 : ::syscall(SYS_pread64, fd, versions, sizeof versions, place);
+  for (long at = 0; at + long{sizeof(Elf64_Verdef)} <= length;) {
+    Elf64_Verdef one;
+    std::memcpy(&one, versions + at, sizeof one);
+    if (one.vd_hash == Hash(kOldestVersion)) return false;
+    if (one.vd_next == 0) return true;
+    at += one.vd_next;
+  }
+  return false;
+}
+
+// Returns true if the libc that the loader would take is too old. All
+// distributions have their libc beside the loader.
+bool HasOldLibc(const char* loader) {
+  char path[PATH_MAX];
+  if (std::strlen(loader) >= sizeof path) return false;
+  std::strcpy(path, loader);
+  for (int links = 0; links < 8; ++links) {
+    char target[PATH_MAX];
+    const long n =
+        ::syscall(SYS_readlinkat, AT_FDCWD, path, target, sizeof target - 1);
+    if (n <= 0) break;
+    target[n] = '\0';
+    // A relative target is beside the link.
+    const std::size_t kept =
+        *target == '/' ? 0 : static_cast<std::size_t>(LastPart(path) - path);
+    if (kept + static_cast<std::size_t>(n) >= sizeof path) return false;
+    std::strcpy(path + kept, target);
+  }
+  constexpr const char kLibc[] = "libc.so.6";
+  const std::size_t kept = static_cast<std::size_t>(LastPart(path) - path);
+  if (kept + sizeof kLibc > sizeof path) return false;
+  std::strcpy(path + kept, kLibc);
+  const int fd = Open(AT_FDCWD, path);
+  if (fd < 0) return false;
+  const bool old = IsTooOld(fd);
+  ::syscall(SYS_close, fd);
+  return old;
+}
+
+// Returns true if the loader `name` cannot load this library. If its libc is
+// too old, says so behind the name.
+bool IsOther(char* name, std::size_t size) {
+  if (!IsGlibcs(name)) return true;
+  if (!HasOldLibc(name)) return false;
+  const std::size_t length = std::strlen(name);
+  std::snprintf(name + length, size - length, " of a glibc without %s",
+                kOldestVersion);
+  return true;
+}
+
+// The interpreter on the first line of a script.
+bool FindInterpreter(const Head& head, char* path, std::size_t size) {
+  char line[256];  // as many bytes as the kernel reads
+  if (!head.Line(line, sizeof line)) return false;
+  const char* begin = line + 2 + std::strspn(line + 2, " \t");
+  const std::size_t length = std::strcspn(begin, " \t");
+  if (length == 0 || length >= size) return false;
+  std::memcpy(path, begin, length);
+  path[length] = '\0';
+  return true;
 }
 
 bool Started(int folder, const char* path, char* name, std::size_t size) {
@@ -170,7 +291,7 @@ bool Started(int folder, const char* path, char* name, std::size_t size) {
       std::strcpy(name, path);
       found = true;
     }
-    return found && !IsGlibcs(name);
+    return found && IsOther(name, size);
   }
   return false;
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "lib/base/error_text.h"
 #include "lib/base/unique_fd.h"
 
 namespace rcsock::base {
@@ -22,7 +23,7 @@ bool NamesADescriptor(std::string_view path) {
 // Returns null if the file may be written, or the reason why not.
 const char* Check(int fd) {
   struct stat status;
-  if (::fstat(fd, &status) != 0) return ::strerrordesc_np(errno);
+  if (::fstat(fd, &status) != 0) return ErrorText(errno);
   if (S_ISCHR(status.st_mode)) return nullptr;
   if (!S_ISREG(status.st_mode) && !S_ISFIFO(status.st_mode)) {
     return "it is no regular file";
@@ -42,7 +43,7 @@ int OpenToWrite(const char* path, bool append, const char** why) {
     return ::syscall(SYS_openat, AT_FDCWD, path, flags, 0644);
   });
   if (fd < 0) {
-    *why = errno == ELOOP ? "it is a symbolic link" : ::strerrordesc_np(errno);
+    *why = errno == ELOOP ? "it is a symbolic link" : ErrorText(errno);
     return -1;
   }
   *why = own ? nullptr : Check(fd);

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "lib/base/elf_code.h"
 #include "lib/base/raw_numbers.h"
@@ -53,13 +54,24 @@ bool ReadFile(const char* path, std::vector<char>* to) {
 // system calls.  The others are of versions before 2.34, and the hooks cover
 // what they export.
 bool IsPartOfLibc(const std::string& path) {
-  constexpr const char* kNames[] = {
-      "/libm.so.6",       "/libmvec.so.1", "/libdl.so.2",  "/libutil.so.1",
-      "/libpthread.so.0", "/librt.so.1",   "/libanl.so.1", "/libresolv.so.2"};
-  for (const char* name : kNames) {
-    const std::size_t length = std::strlen(name);
-    if (path.size() >= length &&
-        path.compare(path.size() - length, length, name) == 0) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return false;
+  const std::string_view name = std::string_view(path).substr(slash + 1);
+  struct Part {
+    std::string_view name;  // the file or, before 2.34, a link
+    std::string_view file;  // before 2.34, with the version behind it
+  };
+  constexpr Part kParts[] = {{"libm.so.6", "libm-2."},
+                             {"libmvec.so.1", "libmvec-2."},
+                             {"libdl.so.2", "libdl-2."},
+                             {"libutil.so.1", "libutil-2."},
+                             {"libpthread.so.0", "libpthread-2."},
+                             {"librt.so.1", "librt-2."},
+                             {"libanl.so.1", "libanl-2."},
+                             {"libresolv.so.2", "libresolv-2."}};
+  for (const Part& part : kParts) {
+    if (name == part.name ||
+        (name.starts_with(part.file) && name.ends_with(".so"))) {
       return true;
     }
   }

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "lib/base/config.h"
+#include "lib/base/error_text.h"
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/own_file.h"
@@ -138,7 +139,7 @@ void WriteReport(std::size_t n) RC_REQUIRES(report_latch) {
   const long written = base::WriteQuietly(out, text, n);
   if (written != static_cast<long>(n)) {
     base::Log("can't write statistics to %s: %s", path,
-              written < 0 ? ::strerrordesc_np(errno) : "no room for all");
+              written < 0 ? base::ErrorText(errno) : "no room for all");
   }
   base::CloseRaw(out);
 }

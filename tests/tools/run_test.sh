@@ -250,6 +250,22 @@ check "its script: status" 0 "$status"
 check "its script: warned" 1 \
   "$(grep -c "warning: ./script is loaded by $loader" err.txt || true)"
 
+# A glibc that is too old is beside its loader.
+mkdir old
+cp "$(realpath /lib64/ld-linux-x86-64.so.2)" old/ld-2.12.so
+ln -s ld-2.12.so old/ld-linux-x86-64.so.2
+echo 'int main(void) { return 0; }' >aged.c
+cc -o aged aged.c -Wl,--dynamic-linker="$PWD/old/ld-linux-x86-64.so.2"
+for version in 2.12 2.17; do
+  echo "GLIBC_2.2.5 { }; GLIBC_$version { f; };" >versions
+  echo 'void f(void) {}' | cc -shared -fPIC -nostdlib -o old/libc.so.6 -xc - \
+    -Wl,-soname,libc.so.6 -Wl,--version-script=versions
+  run run -- ./aged
+  check "glibc $version: status" 0 "$status"
+  check "glibc $version: warned" "$([[ $version == 2.12 ]] && echo 1 || echo 0)" \
+    "$(grep -c 'warning: ./aged is loaded by .* of a glibc without GLIBC_2.17' err.txt || true)"
+done
+
 if [[ $(id -u) == 0 ]] && cp "$(type -P true)" setuid &&
   chown 12345 setuid 2>/dev/null && chmod 4755 setuid; then
   run run -- ./setuid

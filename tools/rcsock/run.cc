@@ -238,14 +238,14 @@ void SetRules(const RunOptions& options) {
 }
 
 // Warns if the program at `path` will not have the preload. Returns false if
-// its loader is not glibc's, so that it must not get the preload.
+// its loader could not load the preload, so that it must not get it.
 bool TakesPreload(const std::string& path) {
   if (path.empty()) return true;
   const std::string loader = OtherLoader(path);
   if (!loader.empty()) {
     std::cerr << "rcsock: warning: " << path << " is loaded by " << loader
-              << ", not by glibc's loader: it runs without the preload, over "
-                 "plain TCP\n";
+              << ", which cannot load the preload: it runs without, over plain "
+                 "TCP\n";
     return false;
   }
   const std::string why = WhyNotPreloadable(path);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,7 +97,8 @@ void WriteLine(int fd, const nlohmann::json& json) {
 }  // namespace
 
 Child::Child(const Spec& spec) {
-  stats_ = Fd(::memfd_create("rcsock-perf", MFD_CLOEXEC));
+  stats_ = Fd(static_cast<int>(
+      ::syscall(SYS_memfd_create, "rcsock-perf", MFD_CLOEXEC)));
   if (!stats_) FailErrno("memfd_create");
   std::vector<std::string> environment = Environment(spec, stats_);
   std::vector<char*> entries;

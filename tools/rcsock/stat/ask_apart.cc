@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -68,7 +69,7 @@ bool Tell(int fd, const ProcessPicture& process) {
                              int pipe) {
   constexpr int kPipe = 3;
   if (::dup2(pipe, kPipe) != kPipe) ::_exit(1);
-  ::close_range(kPipe + 1, ~0u, 0);
+  ::syscall(SYS_close_range, kPipe + 1, ~0u, 0);
   const int null = ::open("/dev/null", O_RDWR);
   for (int fd = 0; fd < kPipe; ++fd) ::dup2(null, fd);
   ::signal(SIGPIPE, SIG_IGN);

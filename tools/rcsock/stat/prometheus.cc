@@ -1,8 +1,7 @@
-#include <prometheus/client_metric.h>
-#include <prometheus/metric_family.h>
-#include <prometheus/text_serializer.h>
+#include <fmt/format.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <map>
 #include <string>
@@ -22,35 +21,56 @@ class Page {
  public:
   void Counter(const std::string& name, const char* help, const Labels& labels,
                std::uint64_t value) {
-    Metric(name, help, prometheus::MetricType::Counter, labels).counter.value =
-        static_cast<double>(value);
+    Add(name, help, "counter", labels, value);
   }
   void Gauge(const std::string& name, const char* help, const Labels& labels,
              std::uint64_t value) {
-    Metric(name, help, prometheus::MetricType::Gauge, labels).gauge.value =
-        static_cast<double>(value);
+    Add(name, help, "gauge", labels, value);
   }
+  // Returns the page in Prometheus' text format.
   std::string Text() const {
-    std::vector<prometheus::MetricFamily> families;
-    for (const auto& [name, family] : families_) families.push_back(family);
-    return prometheus::TextSerializer().Serialize(families);
+    std::string text;
+    for (const auto& [name, family] : families_) {
+      text += family.head + family.lines;
+    }
+    return text;
   }
 
  private:
-  prometheus::ClientMetric& Metric(const std::string& name, const char* help,
-                                   prometheus::MetricType type,
-                                   const Labels& labels) {
-    prometheus::MetricFamily& family = families_[name];
-    family.name = name;
-    family.help = help;
-    family.type = type;
-    prometheus::ClientMetric& metric = family.metric.emplace_back();
-    for (const auto& [key, value] : labels) {
-      metric.label.push_back({key, value});
+  struct Family {
+    std::string head;
+    std::string lines;
+  };
+
+  void Add(const std::string& name, const char* help, const char* type,
+           const Labels& labels, std::uint64_t value) {
+    Family& family = families_[name];
+    if (family.head.empty()) {
+      family.head =
+          fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name, help, type);
     }
-    return metric;
+    std::string all;
+    for (const auto& [key, label] : labels) {
+      all += fmt::format("{}{}=\"{}\"", all.empty() ? "" : ",", key,
+                         Escaped(label));
+    }
+    family.lines += fmt::format("{}{{{}}} {}\n", name, all, value);
   }
-  std::map<std::string, prometheus::MetricFamily> families_;
+
+  static std::string Escaped(const std::string& label) {
+    std::string escaped;
+    for (const char one : label) {
+      if (one == '\n') {
+        escaped += "\\n";
+        continue;
+      }
+      if (one == '\\' || one == '"') escaped += '\\';
+      escaped += one;
+    }
+    return escaped;
+  }
+
+  std::map<std::string, Family> families_;
 };
 
 // The metrics of one process.

@@ -1,0 +1,13 @@
+#ifndef RCSOCK_LIB_BASE_ERROR_TEXT_H_
+#define RCSOCK_LIB_BASE_ERROR_TEXT_H_
+
+namespace rcsock::base {
+
+// Returns what `error` means where a file cannot be opened, read or written.
+// Takes no lock and no memory, and does not translate, unlike strerror().
+// strerrordesc_np() needs glibc 2.32.
+const char* ErrorText(int error);
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_ERROR_TEXT_H_
