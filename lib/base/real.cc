@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 
 #include "lib/base/log.h"
 #include "lib/base/resolve.h"
@@ -22,6 +23,53 @@ namespace {
 long Missing() {
   errno = ENOSYS;
   return -1;
+}
+
+// What a libc does not have that is older than the call. A program finds the
+// name in the preload, and so uses the call.
+int CloseRange(unsigned first, unsigned last, int flags) {
+  return static_cast<int>(::syscall(SYS_close_range, first, last, flags));
+}
+
+int EpollPwait2(int set, epoll_event* events, int capacity,
+                const timespec* timeout, const sigset_t* mask) {
+  constexpr std::size_t kMaskSize = 8;
+  return static_cast<int>(::syscall(SYS_epoll_pwait2, set, events, capacity,
+                                    timeout, mask, kMaskSize));
+}
+
+int ExecveAt(int fd, const char* path, char* const argv[], char* const envp[],
+             int flags) {
+  return static_cast<int>(::syscall(SYS_execveat, fd, path, argv, envp, flags));
+}
+
+ssize_t Preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
+  return ::syscall(SYS_preadv2, fd, iov, count, offset, 0, flags);
+}
+
+ssize_t Pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
+  return ::syscall(SYS_pwritev2, fd, iov, count, offset, 0, flags);
+}
+
+struct Later {
+  const char* name;
+  void* function;
+};
+
+[[gnu::cold]] void* FindLater(const char* name) {
+  const Later all[] = {
+      {"close_range", reinterpret_cast<void*>(&CloseRange)},
+      {"epoll_pwait2", reinterpret_cast<void*>(&EpollPwait2)},
+      {"execveat", reinterpret_cast<void*>(&ExecveAt)},
+      {"preadv2", reinterpret_cast<void*>(&Preadv2)},
+      {"preadv64v2", reinterpret_cast<void*>(&Preadv2)},
+      {"pwritev2", reinterpret_cast<void*>(&Pwritev2)},
+      {"pwritev64v2", reinterpret_cast<void*>(&Pwritev2)},
+  };
+  for (const Later& one : all) {
+    if (std::strcmp(name, one.name) == 0) return one.function;
+  }
+  return nullptr;
 }
 
 std::atomic<bool> behind_first{false};
@@ -61,9 +109,13 @@ SignalsBlocked::~SignalsBlocked() {
 
 [[gnu::cold]] void* ResolveBlocked(void** slot, const char* name) {
   void* found = Look(name);
+  if (found == nullptr) found = FindLater(name);
+  if (found == nullptr && std::strcmp(name, "fcntl64") == 0) {
+    found = Look("fcntl");
+  }
   if (found == nullptr) {
     found = reinterpret_cast<void*>(&Missing);
-    base::Log("libc has no %s", name);
+    RCSOCK_LOG(1, "libc has no %s", name);
   }
   // Two threads that race here store equal values.
   __atomic_store_n(slot, found, __ATOMIC_RELEASE);
@@ -83,6 +135,10 @@ namespace table {
 #undef VARIADIC
 #undef ALIAS
 }  // namespace table
+
+bool IsMissing(const void* found) {
+  return found == reinterpret_cast<const void*>(&Missing);
+}
 
 void UseFirstDefinitions() {
   behind_first.store(true, std::memory_order_relaxed);

@@ -31,6 +31,10 @@ namespace rcsock::real {
 // null.
 void* Resolve(void** slot, const char* name);
 
+// Returns true for what Resolve has found of a call that this libc does not
+// have: it fails with ENOSYS.
+bool IsMissing(const void* found);
+
 // From now on the first definition in the process counts, and not the next one:
 // another copy of rcsock does the work.
 void UseFirstDefinitions();

@@ -100,7 +100,13 @@ int fork() {
   return child;
 }
 
-int _Fork() { return ForkWithoutHandlers(&real::_Fork); }
+int _Fork() {
+  // Before 2.34 glibc has none. A program that looks for it finds ours.
+  if (real::IsMissing(reinterpret_cast<const void*>(RCSOCK_REAL(_Fork)))) {
+    return hook::fork();
+  }
+  return ForkWithoutHandlers(&real::_Fork);
+}
 
 int execve(const char* path, char* const argv[], char* const envp[]) {
   const Executed program{path, path};
