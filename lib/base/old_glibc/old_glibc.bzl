@@ -26,6 +26,16 @@ OLD_LIBRARIES = {
     },
 }
 
+# The preload defines pthread_create itself. gold exports a name twice that both
+# the objects and a library define.
+PRELOADS = {
+    soname: {
+        version: [name for name in names if name != "pthread_create"]
+        for version, names in versions.items()
+    }
+    for soname, versions in OLD_LIBRARIES.items()
+}
+
 _PACKAGE = "//lib/base/old_glibc:"
 
 # For additional_linker_inputs and linkopts of a cc_binary. A library without a
@@ -36,38 +46,46 @@ OLD_GLIBC_LINKOPTS = ["-Wl,--as-needed"] + [
     for one in OLD_GLIBC_INPUTS
 ]
 
-def old_library(soname, versions):
+# The same of the preload.
+PRELOAD_INPUTS = [_PACKAGE + "preload_" + soname for soname in PRELOADS]
+PRELOAD_LINKOPTS = ["-Wl,--as-needed"] + [
+    "$(location " + one + ")"
+    for one in PRELOAD_INPUTS
+]
+
+def old_library(name, soname, versions):
     """An empty library for the linker, with the functions of `versions`.
 
     Args:
-      soname: its name, of the library that the loader takes in its place
+      name: the target
+      soname: the name of the library that the loader takes in its place
       versions: the functions of each version
     """
-    functions = [name for names in versions.values() for name in names]
+    functions = [function for names in versions.values() for function in names]
     native.genrule(
-        name = soname + "_source",
-        outs = [soname + ".S"],
+        name = name + "_source",
+        outs = [name + ".S"],
         cmd = "for name in " + " ".join(functions) + "; do " +
               "echo \".globl $$name; .type $$name, @function; $$name:\"; done >$@; " +
               "echo '.section .note.GNU-stack, \"\", @progbits' >>$@",
     )
     native.genrule(
-        name = soname + "_versions",
-        outs = [soname + ".map"],
+        name = name + "_versions",
+        outs = [name + ".map"],
         cmd = "echo '" + " ".join([
-            version + " { global: " + " ".join([name + ";" for name in names]) + " };"
+            version + " { global: " + " ".join([function + ";" for function in names]) + " };"
             for version, names in versions.items()
         ]) + "' >$@",
     )
     native.cc_binary(
-        name = soname,
-        srcs = [soname + ".S"],
-        additional_linker_inputs = [soname + ".map"],
+        name = name,
+        srcs = [name + ".S"],
+        additional_linker_inputs = [name + ".map"],
         linkopts = [
             "-nostdlib",
             "-Wl,--as-needed",
             "-Wl,-soname," + soname,
-            "-Wl,--version-script=$(location " + soname + ".map)",
+            "-Wl,--version-script=$(location " + name + ".map)",
         ],
         linkshared = True,
         visibility = ["//visibility:public"],
