@@ -71,15 +71,16 @@ namespace {
 
 constinit std::atomic<bool> log_to_standard_error{false};
 
-// Before 2.37 glibc makes a FILE of a descriptor that it prints to.  That FILE
-// comes to the hooks.
+// glibc 2.36 makes a FILE of the descriptor that syslog prints to. That FILE
+// comes to the hooks. The versions before it write by a system call, and so do
+// those behind it.
 bool PrintsPastFiles() {
   static const bool past = [] {
     int major = 0;
     int minor = 0;
     const int n =
         std::sscanf(::gnu_get_libc_version(), "%d.%d", &major, &minor);
-    return n != 2 || major > 2 || (major == 2 && minor >= 37);
+    return n != 2 || major != 2 || minor != 36;
   }();
   return past;
 }
