@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -48,6 +47,10 @@ const char* OwnLoader() {
 // What glibc 2.17 has suffices: lib/base/old_glibc, which a test looks after
 // (tests/install/symbol_versions.py).
 constexpr const char kOldestVersion[] = "GLIBC_2.17";
+
+// exec may be called on a thread's smallest stack, 16 KiB.  So all buffers are
+// small here.  A loader whose path is longer than this is not looked into.
+constexpr std::size_t kLongestPath = 256;
 
 // ld-lsb is a link to glibc's loader, and ld.so may be such a link too.
 // ld-2.31.so is an older name; ld64.so and ld.so.1 belong to other processors.
@@ -158,7 +161,7 @@ std::uint64_t PlaceOfVersions(const Head& head, const Elf64_Ehdr& header) {
       return 0;
     }
     if (one.p_type != PT_DYNAMIC) continue;
-    Elf64_Dyn entries[64];
+    Elf64_Dyn entries[40];
     const std::size_t count = std::min<std::size_t>(
         one.p_filesz / sizeof entries[0], std::size(entries));
     if (!head.Read(one.p_offset, entries, count * sizeof entries[0])) return 0;
@@ -192,8 +195,8 @@ bool IsTooOld(int fd) {
     return false;
   }
   const std::uint64_t place = PlaceOfVersions(head, header);
-  // Some 30 bytes for each version.
-  char versions[4096];
+  // At most 36 bytes for each version, and GLIBC_2.17 is the 22nd of glibc's.
+  char versions[1024];
   const long length =
       place == 0 ? 0
                  : ::syscall(SYS_pread64, fd, versions, sizeof versions, place);
@@ -210,14 +213,15 @@ bool IsTooOld(int fd) {
 // Returns true if the libc that the loader would take is too old. All
 // distributions have their libc beside the loader.
 bool HasOldLibc(const char* loader) {
-  char path[PATH_MAX];
+  char path[kLongestPath];
   if (std::strlen(loader) >= sizeof path) return false;
   std::strcpy(path, loader);
   for (int links = 0; links < 8; ++links) {
-    char target[PATH_MAX];
+    char target[kLongestPath];
     const long n =
         ::syscall(SYS_readlinkat, AT_FDCWD, path, target, sizeof target - 1);
     if (n <= 0) break;
+    if (n == sizeof target - 1) return false;  // maybe not all of it
     target[n] = '\0';
     // A relative target is beside the link.
     const std::size_t kept =
