@@ -186,7 +186,7 @@ constexpr std::uint32_t Hash(const char* name) {
 
 // Returns true if the file is a libc that has versions, but not that which we
 // need.
-bool IsTooOld(int fd) {
+[[gnu::noinline]] bool IsTooOld(int fd) {
   const Head head(fd);
   Elf64_Ehdr header;
   if (!head.Read(0, &header, sizeof header) ||
@@ -212,7 +212,7 @@ bool IsTooOld(int fd) {
 
 // Returns true if the libc that the loader would take is too old. All
 // distributions have their libc beside the loader.
-bool HasOldLibc(const char* loader) {
+[[gnu::noinline]] bool HasOldLibc(const char* loader) {
   char path[kLongestPath];
   if (std::strlen(loader) >= sizeof path) return false;
   std::strcpy(path, loader);

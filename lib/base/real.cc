@@ -87,8 +87,17 @@ bool PosixNamesNext() { return &rcsock_posix_names != nullptr; }
   if (!PosixNamesNext()) {
     if (void* next = ::dlsym(RTLD_NEXT, name)) return next;
   }
-  void* libc = ::dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-  return libc != nullptr ? ::dlsym(libc, name) : nullptr;
+  // Before 2.34 glibc has these apart, and a plugin may bring one that is not
+  // in the program's scope.
+  constexpr const char* kLibraries[] = {"libc.so.6", "librt.so.1",
+                                        "libutil.so.1", "libanl.so.1",
+                                        "libseccomp.so.2"};
+  for (const char* one : kLibraries) {
+    void* library = ::dlopen(one, RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) continue;
+    if (void* found = ::dlsym(library, name)) return found;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -116,6 +125,9 @@ SignalsBlocked::~SignalsBlocked() {
   if (found == nullptr) {
     found = reinterpret_cast<void*>(&Missing);
     RCSOCK_LOG(1, "libc has no %s", name);
+    // A plugin may still bring what is not libc's.  _Fork is no such name, and
+    // a handler may call it.
+    if (std::strcmp(name, "_Fork") != 0) return found;
   }
   // Two threads that race here store equal values.
   __atomic_store_n(slot, found, __ATOMIC_RELEASE);
@@ -135,6 +147,20 @@ namespace table {
 #undef VARIADIC
 #undef ALIAS
 }  // namespace table
+
+// close_range is of 2.34.  Where it is missing, look-ups in vain come now, and
+// not in a handler, or between vfork and exec.
+void LookEarly() {
+  if (Look("close_range") != nullptr) return;
+  (void)RCSOCK_REAL(_Fork);
+  (void)RCSOCK_REAL(close_range);
+  (void)RCSOCK_REAL(epoll_pwait2);
+  (void)RCSOCK_REAL(execveat);
+  (void)RCSOCK_REAL(preadv2);
+  (void)RCSOCK_REAL(preadv64v2);
+  (void)RCSOCK_REAL(pwritev2);
+  (void)RCSOCK_REAL(pwritev64v2);
+}
 
 bool IsMissing(const void* found) {
   return found == reinterpret_cast<const void*>(&Missing);

@@ -35,6 +35,9 @@ void* Resolve(void** slot, const char* name);
 // have: it fails with ENOSYS.
 bool IsMissing(const void* found);
 
+// Looks for the calls that an old libc does not have.
+void LookEarly();
+
 // From now on the first definition in the process counts, and not the next one:
 // another copy of rcsock does the work.
 void UseFirstDefinitions();

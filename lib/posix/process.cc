@@ -85,6 +85,7 @@ void BarriersLost() {
   TakeInherited();
   // Programs that are linked with the library make their threads past it.
   if (face == Face::kPreload) {
+    real::LookEarly();
     base::BeginAlone();
     InitLastWords(&PutOff);
     InitSignals();
@@ -165,6 +166,7 @@ void BeforeExec(bool followed) {
       // A stream that only looks for its peer is pinned, too.  If it were
       // adopted meanwhile, what it reads would end with this process.
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
+      sock->LoseForHolders();
     }
     // This does not go into `stats`: an exec that fails loses nothing.
     if (!closes && !followed) {

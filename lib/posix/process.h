@@ -8,12 +8,11 @@
 
 namespace rcsock::posix {
 
-// State of the process that no object owns lives in sys/, stats.h and fork.h,
-// and in the descriptor table, nowhere else.  Any thread may call these
-// functions, with no latch.
+// The process's beginning and end.  Any thread may call these functions, with
+// no latch.
 
-// Reads the configuration and makes the process ready.  Comes before the first
-// hook does anything.
+// Reads the configuration and makes the process ready.  Hooks that other
+// libraries' constructors call may come before it.
 void InitProcess(Face face);
 
 // Returns whether the process may not have so many descriptors.  Returns false

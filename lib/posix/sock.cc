@@ -236,8 +236,8 @@ void Sock::Reset() {
   hidden_.store(Unused::kNo, std::memory_order_relaxed);
   ask_fd_ = -1;
   hides_ = false;
-  owner_.store(false, std::memory_order_relaxed);
-  keeps_.store(false, std::memory_order_relaxed);
+  made_copies_.store(false, std::memory_order_relaxed);
+  kept_claim_.store(false, std::memory_order_relaxed);
   told_tx_ = told_rx_ = 0;
   in_spawn_actions.store(false, std::memory_order_relaxed);
   inherited_ = false;

@@ -21,6 +21,7 @@
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -38,6 +39,8 @@ bool Sock::MayHide(bool forking) {
       hidden_.load() != Unused::kNo || holders_.load() < 0) {
     return false;
   }
+  const Holding* all = FindHolding(holders_);
+  if (all == nullptr || !all->MayHideMore()) return false;
   const int top = fd_high.load(std::memory_order_relaxed);
   int numbers = 0;
   for (int number = 0; number <= top && numbers < fds.load(); ++number) {
@@ -51,7 +54,8 @@ bool Sock::MayHide(bool forking) {
 
 // The lane may be on its way out in another thread.  The word is kept first,
 // and then the mode is looked at.  BackToPlain sets the mode, and gives the
-// word after.  So one of the two sees the other.
+// word after.  So one of the two sees the other.  A stream that is on TCP by
+// now has no hidden copies.
 bool Sock::HideByFork(Holding* all, bool hides) {
   hides_ = false;
   if (hidden_.load() != Unused::kNo) {
@@ -63,10 +67,15 @@ bool Sock::HideByFork(Holding* all, bool hides) {
   all->owner.store(static_cast<std::uint32_t>(OwnPid()));
   all->inode.store(inode());
   if (!all->Hide()) return false;
-  owner_.store(true);
-  keeps_.store(true);
+  made_copies_.store(true);
   all->claim.Keep();
-  if (mode() != Mode::kEngine && keeps_.exchange(false)) all->claim.Give();
+  kept_claim_.store(true);
+  if (mode() != Mode::kEngine) {
+    kept_claim_.store(false);
+    all->claim.Give();
+    all->Unhide();
+    return false;
+  }
   hides_ = true;
   return true;
 }
@@ -80,28 +89,39 @@ bool Sock::SharesLane() const {
 void Sock::KeepFromHolders() {
   Holding* all = FindHolding(holders_);
   if (all == nullptr) return;
-  if (all->OfSeveral()) ListenForAsks();
-  keeps_.store(true);
+  if (all->OfSeveral()) {
+    // A program that was executed meanwhile may have taken this away.
+    all->owner.store(static_cast<std::uint32_t>(OwnPid()));
+    ListenForAsks();
+  }
   all->claim.Keep();
+  kept_claim_.store(true);
+}
+
+// A filter may refuse the call.  Who waits looks again soon.
+static void WakeAskers(Holding* all) {
+  if (ProcessPinned() == Reason::kSandboxed) return;
+  base::FutexWake(&all->claim.word, 1 << 20, true);
 }
 
 // The word may be another holder's by now, so only who has kept it gives it.
 void Sock::GiveToHolders() {
   Holding* all = FindHolding(holders_);
-  if (all == nullptr || mode() == Mode::kEngine || !keeps_.exchange(false)) {
+  if (all == nullptr || mode() == Mode::kEngine ||
+      !kept_claim_.exchange(false)) {
     return;
   }
   TellMovedLatched();
   all->unread.store(mode() == Mode::kUnread && unread_.fd() >= 0
                         ? static_cast<std::uint32_t>(unread_.fd()) + 1
                         : 0);
-  if (all->claim.Give()) base::FutexWake(&all->claim.word, 1 << 20, true);
+  if (all->claim.Give()) WakeAskers(all);
 }
 
 void Sock::LoseForHolders() {
   Holding* all = FindHolding(holders_);
-  if (all != nullptr && keeps_.exchange(false) && all->claim.Lose()) {
-    base::FutexWake(&all->claim.word, 1 << 20, true);
+  if (all != nullptr && kept_claim_.exchange(false) && all->claim.Lose()) {
+    WakeAskers(all);
   }
 }
 

@@ -228,9 +228,9 @@ class alignas(64) SockLayout : public File,
   bool hides_ = false;  // the child of the fork under way gets a hidden copy
   // This process has made hidden copies.  A number cannot say so: processes of
   // two PID namespaces may have the same.
-  std::atomic<bool> owner_{false};
-  // This process has kept the Holding's claim, and has not given it.
-  std::atomic<bool> keeps_{false};
+  std::atomic<bool> made_copies_{false};
+  // This process has kept the Holding's claim, and has not given or lost it.
+  std::atomic<bool> kept_claim_{false};
   // How much of what this process has moved is told there.
   std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;

@@ -283,6 +283,8 @@ void Sock::HearMovedLatched() {
 void Sock::MarkFork() {
   Latched latched(this);
   TellMovedLatched();
+  // exec may be about to end the thread that would.
+  GiveToHolders();
 }
 
 bool Sock::SoleHolder() const {
@@ -293,7 +295,7 @@ bool Sock::SoleHolder() const {
 bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
-  return (all == nullptr || all->AloneIs(owner_)) &&
+  return (all == nullptr || all->AloneIs(made_copies_)) &&
          (!Travels() || AloneByNotes(true));
 }
 
@@ -397,8 +399,8 @@ void Sock::ForkChild() {
   }
   // Without ForkPrepare this is what an earlier fork has left.
   const bool hides = std::exchange(hides_, false) && CountedByParent();
-  owner_.store(false);
-  keeps_.store(false);
+  made_copies_.store(false);
+  kept_claim_.store(false);
   lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
   watched_ = false;
   timer_ = 0;
@@ -447,8 +449,13 @@ void Sock::ForkChild() {
 void Sock::ForgetEngine() {
   (void)lane_.Write(tx_latch, rx_latch).release();
   lane_is_shm_.Write(tx_latch, rx_latch) = false;
-  const int top = fd_high.load(std::memory_order_relaxed);
-  for (int number = 0; number <= top; ++number) NoteOnLane(number, this, false);
+  NoteOnLane(fd(), this, false);
+  if (fds.load() > 1) {
+    const int top = fd_high.load(std::memory_order_relaxed);
+    for (int number = 0; number <= top; ++number) {
+      NoteOnLane(number, this, false);
+    }
+  }
   stream::Stream::operator delete(stream_.Write(tx_latch, rx_latch).release());
   reason_ = Reason::kPinnedFork;
   if (mode() == Mode::kEngine) SetMode(Mode::kPlain);
@@ -571,6 +578,12 @@ void Sock::Unpin() {
   if (exec_left_) {
     exec_left_ = false;
     if (Holding* all = FindHolding(holders_)) all->count.fetch_add(1);
+  }
+  // The exec has failed, and the engine still has a stream that was lost for
+  // the children.
+  if (mode() == Mode::kEngine) {
+    Latched latched(this);
+    if (mode() == Mode::kEngine) KeepFromHolders();
   }
   if (!exec_pinned_) return;
   exec_pinned_ = false;

@@ -42,5 +42,7 @@ if command -v rpmbuild >/dev/null; then
     tail -n 20 "$work/rpm.log"
     fail "rpmbuild"
   }
+else
+  echo "SKIPPED: the package of rcsock.spec: there is no rpmbuild"
 fi
 echo "ok"

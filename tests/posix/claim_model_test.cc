@@ -36,13 +36,14 @@ using Word = ClaimOn<Byte>;
 // while the engine has it moves no more, and so is a hang.
 struct Model {
   // Rules to leave out.
-  bool looks_first = false;    // TryAdopt: the holders, then Keep
-  bool asks_first = false;     // the child: Ask, then Use
-  bool gives_first = false;    // BackToPlain: Give, then the mode
-  bool fork_looks = true;      // HideByFork: the mode, behind Keep
-  bool close_gives = true;     // LeaveHolders: Give
-  bool closes = true;          // a close gives what a fork has kept, too
-  bool begins_on_lane = true;  // at the fork
+  bool looks_first = false;      // TryAdopt: the holders, then Keep
+  bool asks_first = false;       // the child: Ask, then Use
+  bool gives_first = false;      // BackToPlain: Give, then the mode
+  bool fork_looks = true;        // HideByFork: the mode, behind Keep
+  bool fork_keeps_late = false;  // HideByFork: kept_claim_, then Keep
+  bool close_gives = true;       // LeaveHolders: Give
+  bool closes = true;            // a close gives what a fork has kept, too
+  bool begins_on_lane = true;    // at the fork
 
   enum {
     kWord,
@@ -51,13 +52,13 @@ struct Model {
     kOwner,
     kFork,
     kChild,
-    kKeeps,  // Sock::keeps_
+    kKeeps,  // Sock::kept_claim_
     kClosed,
     kSize
   };
   using State = std::array<std::uint8_t, kSize>;
   enum { kBegins, kLooks, kOnLane, kSets, kGives, kLeft };
-  enum { kForks, kChecks, kForked };
+  enum { kForks, kKept, kChecks, kForked };
   enum { kUnborn, kUses, kAsks, kWaits, kInside, kEnds };
 
   State First() const {
@@ -147,11 +148,21 @@ struct Model {
     if (s[kChild] == kInside && s[kEngine] != 0 && !looks) return;
     Owner(s, to);
     if (s[kFork] == kForks && !looks) {
-      On(s, to, kFork, kChecks, Keep);
+      On(s, to, kFork, kKept, [this](State& state, Word& word) {
+        fork_keeps_late ? void(state[kKeeps] = 1) : word.Keep();
+      });
+    } else if (s[kFork] == kKept) {
+      On(s, to, kFork, kChecks, [this](State& state, Word& word) {
+        fork_keeps_late ? word.Keep() : void(state[kKeeps] = 1);
+      });
     } else if (s[kFork] == kChecks) {
       On(s, to, kFork, kForked, [this](State& state, Word& word) {
-        if (fork_looks && state[kEngine] == 0) Give(state, word);
         state[kChild] = kUses;
+        if (!fork_looks || state[kEngine] != 0) return;
+        Give(state, word);
+        // No hidden copy, but one more that uses the stream.
+        ++state[kHolders];
+        state[kChild] = kAsks;
       });
     } else if (closes && s[kFork] == kForked && s[kEngine] == 0 &&
                s[kClosed] == 0) {
@@ -189,6 +200,7 @@ TEST(ClaimModelTest, EachRuleIsNeeded) {
   EXPECT_TRUE(Hangs(Model{.gives_first = true}));
   EXPECT_TRUE(Hangs(
       Model{.fork_looks = false, .closes = false, .begins_on_lane = false}));
+  EXPECT_TRUE(Hangs(Model{.fork_keeps_late = true, .closes = false}));
   EXPECT_TRUE(Hangs(Model{.close_gives = false}));
 }
 

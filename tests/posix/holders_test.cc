@@ -98,6 +98,7 @@ TEST(HoldersTest, HiddenCopiesAreTheirOwnersBusiness) {
   // There is room for some thousand copies.
   one.count = 1;
   for (std::uint32_t i = 0; i < Holding::kMostHidden; ++i) {
+    ASSERT_EQ(one.MayHideMore(), i < Holding::kMostHidden - 64);
     ASSERT_TRUE(one.Hide());
   }
   EXPECT_FALSE(one.Hide());

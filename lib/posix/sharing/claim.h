@@ -25,10 +25,13 @@ class ClaimOn {
     kLost = 3,     // the stream does not come back: its copies are dead
   };
 
-  // By the owner, before its engine takes the stream.
+  // By the owner, before its engine takes the stream, or goes on with it behind
+  // an exec that has failed.
   void Keep() {
-    std::uint32_t kernels = kKernels;
-    word.compare_exchange_strong(kernels, kOwners);
+    std::uint32_t now = word.load();
+    while (now == kKernels || now == kLost) {
+      if (word.compare_exchange_strong(now, kOwners)) return;
+    }
   }
   // By the owner, once the kernel has the stream.  Returns whether a holder
   // waits.

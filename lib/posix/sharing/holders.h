@@ -63,6 +63,11 @@ struct Holding {
   // Counts one more hidden copy.  Returns false, and counts none, if there are
   // too many, or if no process has the connection any more.
   bool Hide();
+  // Returns false if Hide() could fail for want of room soon: threads may fork
+  // at once.
+  bool MayHideMore() const {
+    return (count.load() & kHidden) / kOneHidden < kMostHidden - 64;
+  }
   // Takes a hidden copy away.
   void Unhide() { Less(kOneHidden); }
   // Makes a hidden copy a holder, which is to ask `claim` then.

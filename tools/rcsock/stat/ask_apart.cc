@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
 #include "tools/rcsock/stat/ask.h"
 #include "tools/rcsock/stat/kernel.h"
@@ -69,7 +70,10 @@ bool Tell(int fd, const ProcessPicture& process) {
                              int pipe) {
   constexpr int kPipe = 3;
   if (::dup2(pipe, kPipe) != kPipe) ::_exit(1);
-  ::syscall(SYS_close_range, kPipe + 1, ~0u, 0);
+  if (::syscall(SYS_close_range, kPipe + 1, ~0u, 0) != 0) {
+    // Before Linux 5.9.
+    base::EachDescriptor(kPipe + 1, [](int fd) { ::close(fd); });
+  }
   const int null = ::open("/dev/null", O_RDWR);
   for (int fd = 0; fd < kPipe; ++fd) ::dup2(null, fd);
   ::signal(SIGPIPE, SIG_IGN);
