@@ -64,28 +64,7 @@ void EndFork() {
   forks_under_way.fetch_sub(1);
 }
 
-}  // namespace
-
-void ForkPrepare() {
-  if (InBorrowedMemory()) return;
-  // Both processes will hold the connections, so no connection may take a lane
-  // from now on, or stay on one, unless it is hidden from the child.
-  BeginFork();
-  ForEachSock([](Sock* sock) { sock->Hold(); });
-  const bool hides = PrepareToHide();
-  const auto leaves = [hides](Sock* sock) {
-    return sock->Engaged() && !(hides && sock->MayHide(false));
-  };
-  // Peers may take their time.  Streams that other threads make meanwhile get
-  // no lane.
-  AskThenAwait(
-      [&](Sock* sock) {
-        if (leaves(sock)) sock->StepToPlain(base::Reason::kPinnedFork);
-      },
-      [&](Sock* sock, std::uint64_t deadline) {
-        if (leaves(sock)) sock->ToPlain(base::Reason::kPinnedFork, deadline);
-      });
-  ForEachSock([](Sock* sock) { sock->MarkFork(); });
+void Lock() {
   // No handler runs while these latches are held.  It could fork, too, and wait
   // for itself, or jump away with the conductor's step.
   EnterCritical();
@@ -99,6 +78,60 @@ void ForkPrepare() {
   SockForkLock();
   ShellForkLock();
   HiddenForkLock();
+}
+
+void Unlock(bool ends) {
+  HiddenForkUnlock(false);
+  ShellForkUnlock(false);
+  SockForkUnlock(false);
+  InterestsForkUnlock(false);
+  Conductor::ForkParent();
+  uring::HeldForkUnlock(false);
+  if (ends) EndFork();
+  SignalsForkUnlock(false);
+  raw_code::ForkUnlock(false);
+  LeaveCritical();
+}
+
+}  // namespace
+
+void ForkPrepare() {
+  if (InBorrowedMemory()) return;
+  // Both processes will hold the connections, so no connection may take a lane
+  // from now on, or stay on one, unless it is hidden from the child.
+  BeginFork();
+  ForEachSock([](Sock* sock) { sock->Hold(); });
+  const bool hides = PrepareToHide();
+  const auto leaves = [hides](Sock* sock) {
+    return sock->Engaged() && !(hides && sock->MayHide(false));
+  };
+  // While the peer of one stream takes its time, the peer of another may have
+  // that leave its lane.  Where a peer is silent, no further try would help.
+  constexpr int kMostTries = 3;
+  constexpr std::uint64_t kMostTriesNs = 500'000'000;
+  const std::uint64_t start = base::NowNs();
+  for (int tries = 1;; ++tries) {
+    // Peers may take their time.  Streams that other threads make meanwhile get
+    // no lane.
+    AskThenAwait(
+        [&](Sock* sock) {
+          if (leaves(sock)) sock->StepToPlain(base::Reason::kPinnedFork);
+        },
+        [&](Sock* sock, std::uint64_t deadline) {
+          if (leaves(sock)) sock->ToPlain(base::Reason::kPinnedFork, deadline);
+        });
+    ForEachSock([](Sock* sock) { sock->MarkFork(); });
+    Lock();
+    bool late = false;
+    ForEachSock([&](Sock* sock) {
+      late |= sock->mode() == Mode::kEngine && !(hides && sock->MayHide(true));
+    });
+    if (!late || tries == kMostTries || base::NowNs() - start >= kMostTriesNs) {
+      break;
+    }
+    tls_forking = false;
+    Unlock(false);
+  }
   // No stream comes into the table any more, so here each stream that the child
   // will have is counted, once.  Streams that are new since MarkFork have told
   // nothing: the parent tells what they moved when it leaves them, and
@@ -114,16 +147,7 @@ void ForkParent() {
   if (!tls_forking) return;
   tls_forking = false;
   base::LowNumberForkUnlock(false);
-  HiddenForkUnlock(false);
-  ShellForkUnlock(false);
-  SockForkUnlock(false);
-  InterestsForkUnlock(false);
-  Conductor::ForkParent();
-  uring::HeldForkUnlock(false);
-  EndFork();
-  SignalsForkUnlock(false);
-  raw_code::ForkUnlock(false);
-  LeaveCritical();
+  Unlock(true);
 }
 
 void ForkChild() {

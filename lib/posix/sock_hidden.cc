@@ -41,13 +41,20 @@ bool Sock::MayHide(bool forking) {
   }
   const Holding* all = FindHolding(holders_);
   if (all == nullptr || !all->MayHideMore()) return false;
+  // stdio writes to the first three numbers by calls of its own.
+  const auto fits = [](int number) {
+    return number > STDERR_FILENO && !base::IsInternalFd(number);
+  };
   const int top = fd_high.load(std::memory_order_relaxed);
-  int numbers = 0;
-  for (int number = 0; number <= top && numbers < fds.load(); ++number) {
+  int left = fds.load();
+  if (left == 1 && Named(fd()) == this) {
+    if (!fits(fd())) return false;
+    left = 0;
+  }
+  for (int number = 0; number <= top && left > 0; ++number) {
     if (Named(number) != this) continue;
-    // stdio writes to these numbers by calls of its own.
-    if (number <= STDERR_FILENO || base::IsInternalFd(number)) return false;
-    ++numbers;
+    if (!fits(number)) return false;
+    --left;
   }
   return InterestsMayHide(this, forking);
 }
