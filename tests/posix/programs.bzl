@@ -190,10 +190,21 @@ _ON_LANES = [
     "signal_steps",
 ]
 
-# These step through calls on a lane.  Few of their steps meet a promotion.
+# These step through calls on a lane.  Few of their steps meet a promotion.  The
+# others take long, and by default few of their connections live until one.
 _RARE = [
     ("arrival_steps", "early"),
+    ("bad_pointers", "default"),
+    ("close_beside_fork", "default"),
+    ("concurrent_cuts", "default"),
+    ("exits", "default"),
+    ("full_rings", "default"),
+    ("kills", "default"),
+    ("orderly_ends", "default"),
+    ("rare_options", "default"),
+    ("reused_numbers", "default"),
     ("signal_steps", "early"),
+    ("signals", "default"),
 ]
 
 def modes(program):
