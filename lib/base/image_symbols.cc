@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "lib/base/elf_hash.h"
+
 namespace rcsock::base {
 namespace {
 
@@ -19,16 +21,6 @@ std::uint32_t GnuHash(const char* name) {
   std::uint32_t hash = 5381;
   for (; *name != '\0'; ++name) {
     hash = hash * 33 + static_cast<unsigned char>(*name);
-  }
-  return hash;
-}
-
-std::uint32_t Hash(const char* name) {
-  std::uint32_t hash = 0;
-  for (; *name != '\0'; ++name) {
-    hash = (hash << 4) + static_cast<unsigned char>(*name);
-    const std::uint32_t high = hash & 0xf0000000;
-    hash = (hash ^ (high >> 24)) & ~high;
   }
   return hash;
 }
@@ -138,7 +130,7 @@ std::uint32_t ImageSymbols::IndexByHash(const char* name,
   if (buckets == 0) return 0;
   const std::uint32_t* bucket = hash_ + 2;
   const std::uint32_t* chain = bucket + buckets;
-  for (std::uint32_t index = bucket[Hash(name) % buckets]; index != 0;
+  for (std::uint32_t index = bucket[ElfHash(name) % buckets]; index != 0;
        index = chain[index]) {
     if (Defined(index, version) &&
         SameText(strings_ + symbols_[index].st_name, name)) {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "lib/base/elf_hash.h"
 #include "lib/base/env.h"
 #include "lib/base/path.h"
 
@@ -174,16 +175,6 @@ std::uint64_t PlaceOfVersions(const Head& head, const Elf64_Ehdr& header) {
   return 0;
 }
 
-constexpr std::uint32_t Hash(const char* name) {
-  std::uint32_t hash = 0;
-  for (; *name != '\0'; ++name) {
-    hash = (hash << 4) + static_cast<unsigned char>(*name);
-    const std::uint32_t high = hash & 0xf0000000;
-    hash = (hash ^ (high >> 24)) & ~high;
-  }
-  return hash;
-}
-
 // Returns true if the file is a libc that has versions, but not that which we
 // need.
 [[gnu::noinline]] bool IsTooOld(int fd) {
@@ -203,7 +194,7 @@ constexpr std::uint32_t Hash(const char* name) {
   for (long at = 0; at + long{sizeof(Elf64_Verdef)} <= length;) {
     Elf64_Verdef one;
     std::memcpy(&one, versions + at, sizeof one);
-    if (one.vd_hash == Hash(kOldestVersion)) return false;
+    if (one.vd_hash == ElfHash(kOldestVersion)) return false;
     if (one.vd_next == 0) return true;
     at += one.vd_next;
   }

@@ -53,20 +53,25 @@ ssize_t Pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
 
 struct Later {
   const char* name;
+  void* slot;
   void* function;
 };
+#define LATER(name, function) \
+  { #name, &table::name, reinterpret_cast < void*>(&function) }
+const Later kLater[] = {
+    LATER(_Fork, Missing),
+    LATER(close_range, CloseRange),
+    LATER(epoll_pwait2, EpollPwait2),
+    LATER(execveat, ExecveAt),
+    LATER(preadv2, Preadv2),
+    LATER(preadv64v2, Preadv2),
+    LATER(pwritev2, Pwritev2),
+    LATER(pwritev64v2, Pwritev2),
+};
+#undef LATER
 
 [[gnu::cold]] void* FindLater(const char* name) {
-  const Later all[] = {
-      {"close_range", reinterpret_cast<void*>(&CloseRange)},
-      {"epoll_pwait2", reinterpret_cast<void*>(&EpollPwait2)},
-      {"execveat", reinterpret_cast<void*>(&ExecveAt)},
-      {"preadv2", reinterpret_cast<void*>(&Preadv2)},
-      {"preadv64v2", reinterpret_cast<void*>(&Preadv2)},
-      {"pwritev2", reinterpret_cast<void*>(&Pwritev2)},
-      {"pwritev64v2", reinterpret_cast<void*>(&Pwritev2)},
-  };
-  for (const Later& one : all) {
+  for (const Later& one : kLater) {
     if (std::strcmp(name, one.name) == 0) return one.function;
   }
   return nullptr;
@@ -125,9 +130,8 @@ SignalsBlocked::~SignalsBlocked() {
   if (found == nullptr) {
     found = reinterpret_cast<void*>(&Missing);
     RCSOCK_LOG(1, "libc has no %s", name);
-    // A plugin may still bring what is not libc's.  _Fork is no such name, and
-    // a handler may call it.
-    if (std::strcmp(name, "_Fork") != 0) return found;
+    // A plugin may still bring it.
+    return found;
   }
   // Two threads that race here store equal values.
   __atomic_store_n(slot, found, __ATOMIC_RELEASE);
@@ -148,18 +152,14 @@ namespace table {
 #undef ALIAS
 }  // namespace table
 
-// close_range is of 2.34.  Where it is missing, look-ups in vain come now, and
-// not in a handler, or between vfork and exec.
+// epoll_pwait2 is the youngest of them. Where libc has it, the others are there
+// too. Otherwise look-ups in vain come now, and not in a handler, or between
+// vfork and exec.
 void LookEarly() {
-  if (Look("close_range") != nullptr) return;
-  (void)RCSOCK_REAL(_Fork);
-  (void)RCSOCK_REAL(close_range);
-  (void)RCSOCK_REAL(epoll_pwait2);
-  (void)RCSOCK_REAL(execveat);
-  (void)RCSOCK_REAL(preadv2);
-  (void)RCSOCK_REAL(preadv64v2);
-  (void)RCSOCK_REAL(pwritev2);
-  (void)RCSOCK_REAL(pwritev64v2);
+  if (RCSOCK_REAL(epoll_pwait2) != &EpollPwait2) return;
+  for (const Later& one : kLater) {
+    Resolve(static_cast<void**>(one.slot), one.name);
+  }
 }
 
 bool IsMissing(const void* found) {

@@ -34,6 +34,21 @@ void ForEachSock(Each&& each, Which which = Which::kNow) {
   }
 }
 
+// Calls visit(number) for the stream's numbers until it returns true.  Returns
+// whether it did.
+template <class Visit>
+bool AnyNumber(const Sock* sock, Visit&& visit) {
+  int left = sock->fds.load();
+  if (left == 1) return visit(sock->fd());
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int number = 0; number <= top && left > 0; ++number) {
+    if (NamedEvenHidden(number) != sock) continue;
+    if (visit(number)) return true;
+    --left;
+  }
+  return false;
+}
+
 // Asks all streams first, and waits for them afterwards, so that the round
 // trips overlap.
 template <class Ask, class Await>

@@ -81,6 +81,7 @@ void Lock() {
 }
 
 void Unlock(bool ends) {
+  tls_forking = false;
   HiddenForkUnlock(false);
   ShellForkUnlock(false);
   SockForkUnlock(false);
@@ -129,7 +130,6 @@ void ForkPrepare() {
     if (!late || tries == kMostTries || base::NowNs() - start >= kMostTriesNs) {
       break;
     }
-    tls_forking = false;
     Unlock(false);
   }
   // No stream comes into the table any more, so here each stream that the child
@@ -145,7 +145,6 @@ void ForkPrepare() {
 
 void ForkParent() {
   if (!tls_forking) return;
-  tls_forking = false;
   base::LowNumberForkUnlock(false);
   Unlock(true);
 }

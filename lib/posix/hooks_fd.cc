@@ -20,6 +20,7 @@
 #include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/address_reuse.h"
+#include "lib/posix/close.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/fd/table.h"
 #include "lib/posix/given.h"
@@ -263,8 +264,7 @@ int close(int fd) {
     errno = EBADF;
     return -1;
   }
-  uring::BeforeClose(fd);
-  return CloseFd(fd);
+  return CloseAny(fd);
 }
 
 int close_range(unsigned first, unsigned last, int flags) {
@@ -331,8 +331,7 @@ int dup3(int from, int to, int flags) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeReplacing(LookupSock(from), to);
-  uring::BeforeClose(to);
-  return ReplaceFd(to, from, flags);
+  return ReplaceAny(to, from, flags);
 }
 
 int dup2(int from, int to) {
@@ -343,8 +342,7 @@ int dup2(int from, int to) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeReplacing(LookupSock(from), to);
-  uring::BeforeClose(to);
-  return ReplaceFd(to, from, 0);
+  return ReplaceAny(to, from, 0);
 }
 
 }  // namespace rcsock::posix::hook

@@ -20,6 +20,7 @@
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/close.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/fd/table.h"
@@ -135,13 +136,7 @@ bool KeptByExec(Sock* sock) {
     const long flags = ::syscall(SYS_fcntl, fd, F_GETFD);
     return flags >= 0 && (flags & FD_CLOEXEC) == 0;
   };
-  if (kept(sock->fd())) return true;
-  if (sock->fds.load(std::memory_order_relaxed) == 1) return false;
-  const int top = fd_high.load(std::memory_order_relaxed);
-  for (int fd = 0; fd <= top; ++fd) {
-    if (NamedEvenHidden(fd) == sock && kept(fd)) return true;
-  }
-  return false;
+  return AnyNumber(sock, kept);
 }
 
 void BeforeExec(bool followed) {
@@ -290,8 +285,7 @@ void CloseFollowed(unsigned first, unsigned last) {
     if (borrowed) {
       Lend(number);
     } else if (LookupToClose(number) != nullptr) {
-      uring::BeforeClose(number);
-      CloseFd(number);
+      CloseAny(number);
     }
   }
 }

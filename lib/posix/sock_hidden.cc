@@ -14,6 +14,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/each_sock.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/hidden.h"
@@ -36,27 +37,16 @@ bool Sock::MayHide(bool forking) {
   if (mode() != Mode::kEngine || !OnLane() || lane_kind_ != lane::Kind::kShm ||
       lane_state_.Leaving() || lane_state_.Pinned() || closed_.load() ||
       Travels() || given_away_.load() != 0 || zero_copy_on_.load() ||
-      hidden_.load() != Unused::kNo || holders_.load() < 0) {
+      hidden_.load() != Unused::kNo) {
     return false;
   }
   const Holding* all = FindHolding(holders_);
   if (all == nullptr || !all->MayHideMore()) return false;
   // stdio writes to the first three numbers by calls of its own.
-  const auto fits = [](int number) {
-    return number > STDERR_FILENO && !base::IsInternalFd(number);
+  const auto unfit = [](int number) {
+    return number <= STDERR_FILENO || base::IsInternalFd(number);
   };
-  const int top = fd_high.load(std::memory_order_relaxed);
-  int left = fds.load();
-  if (left == 1 && Named(fd()) == this) {
-    if (!fits(fd())) return false;
-    left = 0;
-  }
-  for (int number = 0; number <= top && left > 0; ++number) {
-    if (Named(number) != this) continue;
-    if (!fits(number)) return false;
-    --left;
-  }
-  return InterestsMayHide(this, forking);
+  return !AnyNumber(this, unfit) && InterestsMayHide(this, forking);
 }
 
 // The lane may be on its way out in another thread.  The word is kept first,

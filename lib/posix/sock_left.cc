@@ -24,6 +24,7 @@
 
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/close.h"
 #include "lib/posix/fd/table.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
@@ -61,8 +62,7 @@ thread_local constinit Joined tls_joined;
 void CloseLeft(int number) {
   const int saved = errno;
   base::Disown(number);
-  uring::BeforeClose(number);
-  CloseFd(number);
+  CloseAny(number);
   errno = saved;
 }
 

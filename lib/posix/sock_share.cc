@@ -14,6 +14,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
+#include "lib/posix/each_sock.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/fd/table.h"
@@ -443,19 +444,16 @@ void Sock::ForkChild() {
   refs_.store(1);
 }
 
-// The lane and what the engine does are the parent's. No destructor runs: it
+// The lane and what the engine does are the parent's.  No destructor runs: it
 // would tell the peer, and a thread of the parent may have been within the
-// stream. So only the stream's own block goes back to its pool.
+// stream.  So only the stream's own block goes back to its pool.
 void Sock::ForgetEngine() {
   (void)lane_.Write(tx_latch, rx_latch).release();
   lane_is_shm_.Write(tx_latch, rx_latch) = false;
-  NoteOnLane(fd(), this, false);
-  if (fds.load() > 1) {
-    const int top = fd_high.load(std::memory_order_relaxed);
-    for (int number = 0; number <= top; ++number) {
-      NoteOnLane(number, this, false);
-    }
-  }
+  AnyNumber(this, [this](int number) {
+    NoteOnLane(number, this, false);
+    return false;
+  });
   stream::Stream::operator delete(stream_.Write(tx_latch, rx_latch).release());
   reason_ = Reason::kPinnedFork;
   if (mode() == Mode::kEngine) SetMode(Mode::kPlain);

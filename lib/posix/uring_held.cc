@@ -10,6 +10,7 @@
 
 #include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/close.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/fd/table.h"
@@ -210,8 +211,7 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
 
 void Close(const Closing& closing) {
   for (int i = 0; i < closing.count; ++i) {
-    BeforeClose(closing.fds[i]);
-    CloseFd(closing.fds[i]);
+    CloseAny(closing.fds[i]);
   }
 }
 
@@ -445,8 +445,7 @@ void FreeRing(HeldRing* ring) {
   const int set = ring->set;
   ring->set = -1;
   if (set < 0) return;
-  BeforeClose(set);
-  CloseFd(set);
+  CloseAny(set);
 }
 
 void DropHeldRing(int ring_fd) {

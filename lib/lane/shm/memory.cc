@@ -1,14 +1,14 @@
 #include "lib/lane/shm/memory.h"
 
 #include <fcntl.h>
-#include <linux/memfd.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+
+#include "lib/base/sealed_memory.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -19,22 +19,7 @@ namespace rcsock::lane::shm {
 // Raw system calls where the preload interposes the name.
 
 base::UniqueFd CreateMemory(const char* name, std::size_t size) {
-  // Beyond this limit ftruncate sends SIGXFSZ, which would end the program.
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size) {
-    errno = EFBIG;
-    return base::UniqueFd();
-  }
-  base::UniqueFd fd(base::OpenHigh([&] {
-    return ::syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  }));
-  if (!fd.ok()) return fd;
-  if (::syscall(SYS_ftruncate, fd.get(), size) != 0 ||
-      ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS,
-                F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    fd.reset();
-  }
-  return fd;
+  return base::CreateSealed(name, size, base::Seals::kMoreSeals);
 }
 
 bool SealReadOnly(int fd) {

@@ -78,8 +78,8 @@ struct Successor {
   int flags = 0;
   HeldNumber* held = nullptr;  // `from`, if it is followed
 };
-// close(): the descriptor goes, and with the last of them what it names.  The
-// caller of this and of ReplaceFd has called uring::BeforeClose(fd).
+// close(): the descriptor goes, and with the last of them what it names.  Code
+// outside this room calls this and ReplaceFd by CloseAny and ReplaceAny.
 int CloseFd(int fd);
 // dup3(from, fd, flags) of two different numbers.  The number is never free
 // meanwhile, since another thread's new descriptor could take it.  Not for a

@@ -1,13 +1,8 @@
 #include "lib/posix/sharing/holders.h"
 
-#include <fcntl.h>
-#include <linux/memfd.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "lib/base/sealed_memory.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/sys/identity.h"
 
@@ -20,7 +15,6 @@ constexpr int kMost = 1 << 17;
 // The first place says what this is.
 constexpr std::size_t kLength = (kMost + 1) * sizeof(Holding);
 constexpr std::uint64_t kMagic = 0x31646c686b736372;  // "rcskhld1"
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 std::atomic<Holding*> table{nullptr};
 std::atomic<int> table_fd{-1};
@@ -37,19 +31,8 @@ void* Map(int fd) {
 Holding* MakeTable() {
   // The table's descriptor would be in the child's descriptor table alone.
   if (InBorrowedMemory()) return nullptr;
-  base::UniqueFd fd;
-  rlimit limit{};
-  // Beyond this limit ftruncate sends SIGXFSZ.
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= kLength) {
-    fd.reset(base::OpenHigh([&] {
-      return ::syscall(SYS_memfd_create, "rcsock-holders",
-                       MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    }));
-    if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), kLength) != 0 ||
-                    ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
-      fd.reset();
-    }
-  }
+  base::UniqueFd fd =
+      base::CreateSealed("rcsock-holders", kLength, base::Seals::kNoMoreSeals);
   // Without a descriptor fork can still share the table.
   auto* made = static_cast<Holding*>(Map(fd.get()));
   if (made == nullptr) return nullptr;
@@ -124,15 +107,7 @@ Holding* FindHolding(int number) {
 int HoldingsFd() { return table_fd.load(std::memory_order_acquire); }
 
 bool TakeHoldings(int fd) {
-  struct stat status {};
-  if (table.load() != nullptr || ::fstat(fd, &status) != 0 ||
-      !S_ISREG(status.st_mode) || status.st_uid != ::geteuid() ||
-      static_cast<std::uint64_t>(status.st_size) != kLength) {
-    return false;
-  }
-  // Without the seals a look at the table could end in SIGBUS.
-  const long seals = ::syscall(SYS_fcntl, fd, F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) return false;
+  if (table.load() != nullptr || base::SealedSize(fd) != kLength) return false;
   auto* at = static_cast<Holding*>(Map(fd));
   if (at == nullptr) return false;
   if (at->inode.load(std::memory_order_relaxed) != kMagic) {

@@ -1,9 +1,6 @@
 #include "lib/posix/sharing/unread.h"
 
-#include <fcntl.h>
-#include <linux/memfd.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,6 +10,7 @@
 #include <cstring>
 
 #include "lib/base/guard.h"
+#include "lib/base/sealed_memory.h"
 
 namespace rcsock::posix {
 
@@ -32,7 +30,6 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x31746e756b736372;  // "rcskunt1"
 constexpr std::size_t kData = 64;
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
@@ -42,20 +39,9 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
   Close();
   if (count > kMost) return false;
   const std::size_t length = kData + count;
-  base::UniqueFd fd;
-  rlimit limit{};
-  // Beyond this limit ftruncate sends SIGXFSZ.
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= length) {
-    fd.reset(base::OpenHigh([&] {
-      return ::syscall(SYS_memfd_create, "rcsock-unread",
-                       MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    }));
-  }
   // Without a descriptor the pages are still possible, for fork alone.
-  if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), length) != 0 ||
-                  ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
-    fd.reset();
-  }
+  base::UniqueFd fd =
+      base::CreateSealed("rcsock-unread", length, base::Seals::kNoMoreSeals);
   void* map =
       ::mmap(nullptr, length, PROT_READ | PROT_WRITE,
              fd.ok() ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS, fd.get(), 0);
@@ -78,15 +64,7 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
 }
 
 bool Unread::Open(int fd) {
-  struct stat status {};
-  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) ||
-      status.st_uid != ::geteuid()) {
-    return false;
-  }
-  // Without the seals a read could end in SIGBUS.
-  const long seals = ::syscall(SYS_fcntl, fd, F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals) return false;
-  const auto length = static_cast<std::uint64_t>(status.st_size);
+  const std::uint64_t length = base::SealedSize(fd);
   if (length < kData || length > kData + kMost) return false;
   void* map =
       ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

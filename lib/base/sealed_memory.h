@@ -1,0 +1,24 @@
+#ifndef RCSOCK_LIB_BASE_SEALED_MEMORY_H_
+#define RCSOCK_LIB_BASE_SEALED_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/unique_fd.h"
+
+namespace rcsock::base {
+
+// Memory in a descriptor that can neither shrink nor grow, so no access to its
+// mappings raises SIGBUS. Any thread may call these functions.
+
+// kMoreSeals: other seals may follow.
+enum class Seals : std::uint8_t { kMoreSeals, kNoMoreSeals };
+// Returns a new memfd of `size` zero bytes. Not ok(): errno.
+UniqueFd CreateSealed(const char* name, std::size_t size, Seals seals);
+// Returns the size of `fd`, which another program of this user has made by
+// CreateSealed with kNoMoreSeals; 0: it is none.
+std::size_t SealedSize(int fd);
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_SEALED_MEMORY_H_
