@@ -45,8 +45,8 @@ const char* OwnLoader() {
              : reinterpret_cast<const char*>(base + loader->p_vaddr);
 }
 
-// What glibc 2.17 has suffices: lib/base/old_glibc, which a test looks after
-// (tests/install/symbol_versions.py).
+// glibc 2.17 has all that the preload needs (lib/base/old_glibc).
+// tests/install/symbol_versions.py checks that.
 constexpr const char kOldestVersion[] = "GLIBC_2.17";
 
 // exec may be called on a thread's smallest stack, 16 KiB.  So all buffers are

@@ -25,8 +25,8 @@ long Missing() {
   return -1;
 }
 
-// What a libc does not have that is older than the call. A program finds the
-// name in the preload, and so uses the call.
+// Calls that an old libc lacks. The preload has their names, so a program that
+// looks for a name takes the call for present, and it has to work.
 int CloseRange(unsigned first, unsigned last, int flags) {
   return static_cast<int>(::syscall(SYS_close_range, first, last, flags));
 }
@@ -156,7 +156,7 @@ namespace table {
 // too. Otherwise look-ups in vain come now, and not in a handler, or between
 // vfork and exec.
 void LookEarly() {
-  if (RCSOCK_REAL(epoll_pwait2) != &EpollPwait2) return;
+  if (Look("epoll_pwait2") != nullptr) return;
   for (const Later& one : kLater) {
     Resolve(static_cast<void**>(one.slot), one.name);
   }

@@ -106,8 +106,8 @@ void ForkPrepare() {
   const auto leaves = [hides](Sock* sock) {
     return sock->Engaged() && !(hides && sock->MayHide(false));
   };
-  // While the peer of one stream takes its time, the peer of another may have
-  // that leave its lane.  Where a peer is silent, no further try would help.
+  // While this waits for the peer of one stream, the peer of another stream may
+  // ask that one to leave its lane.  Behind a silent peer no further try helps.
   constexpr int kMostTries = 3;
   constexpr std::uint64_t kMostTriesNs = 500'000'000;
   const std::uint64_t start = base::NowNs();

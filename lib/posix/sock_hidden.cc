@@ -95,13 +95,14 @@ void Sock::KeepFromHolders() {
   kept_claim_.store(true);
 }
 
-// A filter may refuse the call.  Who waits looks again soon.
+// A filter may refuse the call.  A thread that waits looks again soon.
 static void WakeAskers(Holding* all) {
   if (ProcessPinned() == Reason::kSandboxed) return;
   base::FutexWake(&all->claim.word, 1 << 20, true);
 }
 
-// The word may be another holder's by now, so only who has kept it gives it.
+// Only the process that has kept the word gives it: by now the word may be
+// another holder's.
 void Sock::GiveToHolders() {
   Holding* all = FindHolding(holders_);
   if (all == nullptr || mode() == Mode::kEngine ||

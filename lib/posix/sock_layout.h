@@ -226,8 +226,8 @@ class alignas(64) SockLayout : public File,
   std::atomic<Unused> hidden_{Unused::kNo};
   int ask_fd_ = -1;     // what wakes the owner
   bool hides_ = false;  // the child of the fork under way gets a hidden copy
-  // This process has made hidden copies.  A number cannot say so: processes of
-  // two PID namespaces may have the same.
+  // This process has made hidden copies.  A process number cannot say so: two
+  // processes of two PID namespaces may have the same one.
   std::atomic<bool> made_copies_{false};
   // This process has kept the Holding's claim, and has not given or lost it.
   std::atomic<bool> kept_claim_{false};

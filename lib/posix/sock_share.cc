@@ -284,7 +284,7 @@ void Sock::HearMovedLatched() {
 void Sock::MarkFork() {
   Latched latched(this);
   TellMovedLatched();
-  // exec may be about to end the thread that would.
+  // The thread that would give the word may end by the exec.
   GiveToHolders();
 }
 
