@@ -16,6 +16,7 @@
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/hooks/uring.h"
 #include "lib/posix/hooks/uring_complete.h"
+#include "lib/posix/hooks/uring_posts.h"
 #include "lib/posix/hooks/uring_serve.h"
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/lookup_set.h"
@@ -129,35 +130,6 @@ bool IsPoll(const Request& request) {
   return request.opcode == IORING_OP_POLL_ADD;
 }
 
-// Completions that are about to be posted.
-struct Posts {
-  explicit Posts(int to) : ring(to) {}
-
-  static constexpr int kMost = 64;
-  int ring;
-  int count = 0;
-  int total = 0;
-  Completion some[kMost];
-
-  void Add(const Held& held, int result, std::uint32_t flags) {
-    if (held.quiet && result >= 0) return;
-    if (count == kMost) Post();
-    some[count++] = {ring, held.data, result, flags};
-    ++total;
-  }
-  void Post() {
-    Complete(some, count);
-    count = 0;
-  }
-};
-
-// Numbers of rcsock's own without a request.  They are closed without the
-// latch.
-struct Closing {
-  int count = 0;
-  int fds[64];
-};
-
 void Unhold(HeldRing* ring, Held** at, Closing* closing)
     RC_REQUIRES(held_latch) {
   Held* const held = *at;
@@ -169,7 +141,7 @@ void Unhold(HeldRing* ring, Held** at, Closing* closing)
          h = h->next) {
       last &= h->request.fd != held->request.fd;
     }
-    if (last && closing->count < 64) {
+    if (last && closing->count < Closing::kMost) {
       closing->fds[closing->count++] = held->request.fd;
     }
   }
@@ -210,22 +182,12 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
   if (left) Arm(ring, fd);
 }
 
-void Close(const Closing& closing) {
-  for (int i = 0; i < closing.count; ++i) {
-    CloseAny(closing.fds[i]);
-  }
-}
-
 bool Matches(const Match& match, const Held& held) {
   if (match.polls_only && !IsPoll(held.request)) return false;
   if (match.any) return true;
   if (match.by_fd) return held.request.fd == match.fd;
   return held.data == match.data;
 }
-
-}  // namespace
-
-namespace {
 
 // A request that ends a stream, or a direction, never waits.  It runs without
 // the latch.  A held request may keep the stream by another number.
@@ -313,7 +275,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
       }
     }
   }
-  Close(closing);
+  closing.Close();
   errno = saved;
   return verdict;
 }
@@ -370,7 +332,7 @@ void PostCancelled(int ring_fd) {
     }
     posts.Post();
   }
-  Close(closing);
+  closing.Close();
 }
 
 bool UpdatePoll(int ring_fd, const io_uring_sqe& request) {
@@ -415,7 +377,7 @@ int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
     }
     posts.Post();
   }
-  Close(closing);
+  closing.Close();
   return posts.total;
 }
 
@@ -473,7 +435,7 @@ void DropHeldRing(int ring_fd) {
     ring->gone.store(true, std::memory_order_seq_cst);
     WakeHelper(ring);
   }
-  Close(closing);
+  closing.Close();
 }
 
 void KeepHeldRing(int ring_fd) {
@@ -620,7 +582,7 @@ void HeldForkChild() {
     ring.helped = false;
     ring.server = nullptr;
     FreeRing(&ring);
-    Close(closing);
+    closing.Close();
   }
   rings_held.store(0, std::memory_order_relaxed);
 }

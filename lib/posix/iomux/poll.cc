@@ -17,6 +17,7 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/poll_look.h"
+#include "lib/posix/iomux/poll_sources.h"
 #include "lib/posix/iomux/thread_bells.h"
 #include "lib/posix/iomux/unread_wait.h"
 #include "lib/posix/iomux/wait_loop.h"
@@ -126,7 +127,7 @@ class Polling {
     // If the next look finds nothing, the bell has rung for another thread, or
     // the nap is over.  That is no reason to spin.  A source tells of many
     // things.
-    in_vain_ = source_count_ == 0;
+    in_vain_ = sources_.empty();
     if (!in_vain_) NewSpin();
     return !Split() && End(Faulted());
   }
@@ -399,7 +400,7 @@ class Polling {
       return Nap(100'000);
     }
     lane::BellMask wanted = 0;
-    source_count_ = 0;
+    sources_.Clear();
     if (!WantBells(conductor, &wanted) || !WantSources()) {
       return Nap(1'000'000);  // out of descriptors
     }
@@ -422,12 +423,13 @@ class Polling {
     bool complete = true;
     for (nfds_t m = 0; m < mine_ && complete; ++m) {
       if (members_[m].file->kind == FileKind::kSock) {
-        complete = Want(static_cast<Sock*>(members_[m].file)->source());
+        complete =
+            sources_.Want(static_cast<Sock*>(members_[m].file)->source());
         continue;
       }
       auto* set = static_cast<EpollSet*>(members_[m].file);
       for (int i = 0; i < set->source_count() && complete; ++i) {
-        complete = Want(set->source(i));
+        complete = sources_.Want(set->source(i));
       }
     }
     return complete;
@@ -443,8 +445,7 @@ class Polling {
       sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
       sock->RingForPoll(OwnBell(conductor));
     }
-    Critical critical;
-    for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
+    sources_.Arm();
   }
 
   // Whether all that the streams ring now is armed.
@@ -455,7 +456,7 @@ class Polling {
       // bell, armed or not.
       if (bell > 0 && (wanted & lane::BellBit(bell)) == 0) return false;
       if (members_[m].file->kind == FileKind::kSock &&
-          !Wanted(static_cast<Sock*>(members_[m].file)->source())) {
+          !sources_.Wanted(static_cast<Sock*>(members_[m].file)->source())) {
         return false;
       }
     }
@@ -480,23 +481,6 @@ class Polling {
     return n < 0 && !stopped ? -1 : 0;
   }
 
-  bool Wanted(lane::Source* source) const {
-    if (source == nullptr) return true;
-    for (int i = 0; i < source_count_; ++i) {
-      if (sources_[i] == source) return true;
-    }
-    return false;
-  }
-
-  bool Want(lane::Source* source) {
-    if (Wanted(source)) return true;
-    if (source_count_ == kThreadSources || !EnsureSource(source)) {
-      return false;
-    }
-    sources_[source_count_++] = source;
-    return true;
-  }
-
   // For LookThenSleep.  Its end undoes CountSleeper, too.
   struct Armed {
     static constexpr int kFound = 0;
@@ -518,10 +502,7 @@ class Polling {
       for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
         conductor->bells()->Arm(std::countr_zero(more), nap);
       }
-      for (int i = 0; i < polling->source_count_; ++i) {
-        Critical critical;
-        polling->sources_[i]->Drain();
-      }
+      polling->sources_.Drain();
       polling->rang_ = false;
       polling->kernel_look_ = 0;
     }
@@ -546,10 +527,7 @@ class Polling {
       for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
         conductor->bells()->Disarm(std::countr_zero(more));
       }
-      for (int i = 0; i < polling->source_count_; ++i) {
-        Critical critical;
-        polling->sources_[i]->Disarm(polling->rang_);
-      }
+      polling->sources_.Disarm(polling->rang_);
       for (nfds_t m = 0; m < polling->mine_; ++m) {
         File* file = polling->members_[m].file;
         if (file->kind != FileKind::kSock) continue;
@@ -579,8 +557,7 @@ class Polling {
   bool napped_ = false;  // the last nap reached its end
   const bool select_;
   bool aside_ = false;  // some descriptors are put aside
-  lane::Source* sources_[kThreadSources];
-  int source_count_ = 0;
+  PollSources sources_;
   nfds_t mine_ = 0;
   nfds_t kernels_ = 0;  // descriptors that the kernel is to be asked about
   KernelHold hold_;
