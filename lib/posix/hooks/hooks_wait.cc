@@ -11,8 +11,6 @@
 #include <cstring>
 
 #include "lib/base/backoff.h"
-#include "lib/base/clock.h"
-#include "lib/base/direct.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
