@@ -141,13 +141,13 @@ Sock* FindInode(std::uint64_t inode, int number) {
   const auto is = [inode](int fd) -> Sock* {
     Sock* sock = OwnersSock(fd);
     if (sock == nullptr) return nullptr;
-    if (sock->inode() == 0) {
+    if (sock->anchor().inode() == 0) {
       char path[64];
       std::snprintf(path, sizeof path, "/proc/%ld/fd/%d", OwnPid(), fd);
       struct stat status {};
-      if (::stat(path, &status) == 0) sock->set_inode(status.st_ino);
+      if (::stat(path, &status) == 0) sock->anchor().SetInode(status.st_ino);
     }
-    return sock->inode() == inode ? sock : nullptr;
+    return sock->anchor().inode() == inode ? sock : nullptr;
   };
   Sock* sock = is(number);
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -436,7 +436,7 @@ void TakeUnread(int memory) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = LookupSock(fd);
-    if (sock == nullptr || sock->inode() != inode) continue;
+    if (sock == nullptr || sock->anchor().inode() != inode) continue;
     sock->InheritUnread(memory);
     return;
   }

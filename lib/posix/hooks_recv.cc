@@ -256,7 +256,11 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
                      return n;
                    });
   }
-  sock->BeforeRecvMsg();
+  // A lane cannot say when bytes came.
+  if (sock->ancillary().Tells(Ancillary::kTime) && !sock->Kernels())
+      [[unlikely]] {
+    sock->Pin(base::Reason::kPinnedOption);
+  }
   bool raw = false;
   const ssize_t n =
       sock->Recv(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
@@ -271,8 +275,8 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
         !base::TryStore(&message->msg_flags, flags & MSG_CMSG_CLOEXEC)) {
       return Faulted(0);
     }
-    if (sock->TellsAny()) [[unlikely]] {
-      sock->TellBeside(message, n);
+    if (sock->ancillary().TellsAny()) [[unlikely]] {
+      TellBeside(sock, message, n);
     } else if (!base::TryStore(&message->msg_controllen, std::size_t{0})) {
       return Faulted(0);
     }

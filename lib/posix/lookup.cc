@@ -35,7 +35,7 @@ Sock* AsSock(File* file) { return static_cast<Sock*>(file); }
 
 void NumberSock(File* file, int fd, bool first) {
   Sock& sock = static_cast<Sock&>(*file);
-  if (first) sock.set_fd(fd);
+  if (first) sock.anchor().SetNumber(fd);
   BeforeStandardNumber(&sock, fd);
 }
 
@@ -83,7 +83,7 @@ int CloseSock(File* file, bool last, int fd, const Successor& next) {
 }
 
 void RenumberSock(File* file, int fd, int other) {
-  if (AsSock(file)->fd() == fd) AsSock(file)->set_fd(other);
+  if (AsSock(file)->fd() == fd) AsSock(file)->anchor().SetNumber(other);
 }
 
 // --- What the table asks of an epoll set

@@ -145,7 +145,7 @@ void BeforeExec(bool followed) {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
-  Sock::BeginToEnd();
+  ClosedStreams::BeginToEnd();
   // Once the stream is the kernel's, the kernel resets as its close would.
   const auto leaves = [](Sock* sock) {
     return KeptByExec(sock) || sock->ResetsAtClose() || sock->SharesLane();
@@ -173,7 +173,7 @@ void BeforeExec(bool followed) {
     // The new program holds what stays open.
     if (closes) sock->LeaveForExec();
   });
-  Sock::FlushClosed(base::NowNs() + 1'000'000'000, false);
+  ClosedStreams::Flush(base::NowNs() + 1'000'000'000, false);
   WriteStats(total);
   Conductor::LeaveRdma();
 }
@@ -185,7 +185,7 @@ void AfterExec() {
     sock->Unpin();
     sock->TakeResetBack();
   });
-  Sock::TakeResetsBack();
+  ClosedStreams::TakeResetsBack();
 }
 
 void EnterSandbox() {
@@ -253,14 +253,14 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
       [](Sock* sock, std::uint64_t until) {
         if (!sock->LeaveToHidden(until)) sock->LoseForHolders();
       });
-  Sock::BeginToEnd();
+  ClosedStreams::BeginToEnd();
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();
     sock->LeaveShare(sock->fd());
     sock->Account();
   });
-  Sock::FlushClosed(deadline, true);
+  ClosedStreams::Flush(deadline, true);
   WriteStats(stats);
   Conductor::LeaveRdma();
   errno = saved;

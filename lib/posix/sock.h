@@ -209,39 +209,14 @@ class Sock final : public SockLayout {
   // Returns the state that TCP_INFO tells, for an anchor in the state
   // `anchors`.  May take an end.
   std::uint8_t TcpState(std::uint8_t anchors);
-  // KeepOption sets TCP_CORK or TCP_NODELAY for a stream that the engine has.
-  // Returns false if the kernel must be told.  KeptOption stores such a value
-  // into *value.  Returns false if the kernel must be asked.
-  bool KeepOption(int name, bool on);
   // Bounds what a lane takes, after the program has set SO_SNDBUF.
   void BoundSends();
-  bool KeptOption(int name, int* value);
 
-  // --- What recvmsg tells beside the bytes (sock_ancillary.cc)
-  enum Ancillary : std::uint8_t {
-    kTellsLeft = 1,  // TCP_INQ: how much is left
-    kTellsTime = 2,  // SO_TIMESTAMP: when they came; a lane cannot say
-  };
-  // Turns one of these control messages on or off.  Tells and TellsAny return
-  // whether it, or any, is on.
-  void SetAncillary(Ancillary what, bool on);
-  bool Tells(Ancillary what) const {
-    return (ancillary_.load(std::memory_order_relaxed) & what) != 0;
-  }
-  bool TellsAny() const {
-    return ancillary_.load(std::memory_order_relaxed) != 0;
-  }
-  // Pins the stream before a recvmsg that tells the time.
-  void BeforeRecvMsg() {
-    if (Tells(kTellsTime) && !Kernels()) [[unlikely]]
-      Pin(base::Reason::kPinnedOption);
-  }
-  // Adds to `message` the control messages that the kernel would have added.
-  // The caller's recvmsg has read `length` bytes without the kernel.  Keeps
-  // errno.
-  void TellBeside(msghdr* message, ssize_t length);
-  // Returns whether the peer may have ended, by the state that TCP_INFO tells.
-  bool PeerMayHaveEnded();
+  // --- Parts, each with a header of its own
+  TcpAnchor& anchor() { return anchor_; }
+  const TcpAnchor& anchor() const { return anchor_; }
+  KeptOptions& options() { return options_; }
+  Ancillary& ancillary() { return ancillary_; }
 
   // --- MSG_ZEROCOPY (sock_zero_copy.cc)
   // Notes that the program has set SO_ZEROCOPY to `on`.  Without memory it pins
@@ -375,8 +350,7 @@ class Sock final : public SockLayout {
   // (I-MODE-1).
   Mode mode() const { return mode_.Read().load(std::memory_order_acquire); }
   // Returns the number by which rcsock uses the anchor, or -1.
-  int fd() const { return fd_.load(std::memory_order_relaxed); }
-  void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
+  int fd() const { return anchor_.number(); }
 
   // --- Readiness (interests.cc, poll.cc)
   // Ends the adoption, once the stream's registrations are in user space.
@@ -439,37 +413,6 @@ class Sock final : public SockLayout {
   // lane.
   void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
 
-  // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor
-  // lib/rendezvous/rendezvous.h and lib/stream/stream.h say what these do.  A
-  // caller of Seeker or AnchorWatcher holds no latch.  The Stream calls Anchor
-  // with the latch of the direction, or both.
-  stream::Role role() const override { return role_; }
-  bool MayShm() const override { return terms_.shm; }
-  bool MayRdma() const override { return terms_.rdma; }
-  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
-  int Descriptor() override;
-  void DescriptorUsed() override;
-  std::uint8_t TrafficClass(bool v4) override;
-  void Adopt() override;
-  void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
-  void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
-                const stream::Nonce& mine, const stream::Nonce& peers,
-                bool authenticated) override;
-  int Bell() override;
-  bool TakePlace(base::Reason* why) override;
-  void LeavePlace() override;
-  void SeekFailed(base::Reason reason, bool final) override;
-  void LinkLost(base::Reason reason) override;
-  void OnAnchor(std::uint32_t events) override;
-  ssize_t Send(const iovec* iov, int count) override;
-  ssize_t Recv(void* to, std::size_t length) override;
-  ssize_t RecvV(const iovec* iov, int count, bool peek) override;
-  int ShutdownWrite() override;
-  bool AtMark() override;
-  // Returns whether the kernel has seen a reset of the anchor.
-  bool Broken() const;
-  bool Ended() override;
-
   // --- Processes (process.cc)
   // Takes one step of ToPlain, without a wait.  Returns whether the kernel has
   // the stream.
@@ -482,11 +425,6 @@ class Sock final : public SockLayout {
   // Has the conductor take one step of ToPlain.  The caller is a child that
   // borrows this process's memory, but not its descriptors.
   void AskFromBorrowed();
-  // Returns the socket's inode number, or 0 if it is not known yet.
-  std::uint64_t inode() const { return inode_.load(std::memory_order_relaxed); }
-  void set_inode(std::uint64_t inode) {
-    inode_.store(inode, std::memory_order_relaxed);
-  }
   // Makes a Holding, in which other processes may be counted, if there is none.
   // Returns false if there is no memory.
   bool Hold();
@@ -647,18 +585,8 @@ class Sock final : public SockLayout {
   // kernel has not got by then makes the end a reset: an orderly end would hide
   // the loss.  Without `last`, TakeResetBack takes this back.
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
-  // Returns whether a closed stream may still have this local port (network
-  // order), although its peer has ended.  The stream frees the port when the
-  // peer answers.
-  static bool EndsOnPort(std::uint16_t port);
-  // Begins the time in which flushing streams wait for their peers to end
-  // first, at an exit or exec.
-  static void BeginToEnd();
-  // As FlushAtExit, for the streams that are closed and not yet finished.
-  static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // Takes back a reset of FlushAtExit: there was no exec.
   void TakeResetBack();
-  static void TakeResetsBack();
   // Makes the kernel's end a reset if the application has not read all that the
   // peer sent.  The process ends, and the kernel cannot always know of unread
   // bytes.
@@ -666,6 +594,30 @@ class Sock final : public SockLayout {
 
  private:
   friend struct SockPool;
+  friend class TcpAnchor;
+  friend class ClosedStreams;
+
+  // --- rendezvous::Seeker, AnchorWatcher
+  // lib/rendezvous/rendezvous.h says what these do.  The conductor calls them,
+  // by its own interfaces, and holds no latch.
+  stream::Role role() const override { return role_; }
+  bool MayShm() const override { return terms_.shm; }
+  bool MayRdma() const override { return terms_.rdma; }
+  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
+  int Descriptor() override;
+  void DescriptorUsed() override;
+  std::uint8_t TrafficClass(bool v4) override;
+  void Adopt() override;
+  void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
+  void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
+                const stream::Nonce& mine, const stream::Nonce& peers,
+                bool authenticated) override;
+  int Bell() override;
+  bool TakePlace(base::Reason* why) override;
+  void LeavePlace() override;
+  void SeekFailed(base::Reason reason, bool final) override;
+  void LinkLost(base::Reason reason) override;
+  void OnAnchor(std::uint32_t events) override;
   struct Wait {
     std::uint64_t deadline_ns = 0;  // 0: none
     std::uint32_t signals = 0;
@@ -709,7 +661,14 @@ class Sock final : public SockLayout {
   }
 
   // --- Its life (sock.cc)
+  // Makes the object another connection.  Requires that no other thread knows
+  // the stream.
   void Reset();
+  void ResetSettings();
+  void ResetPath() RC_REQUIRES(tx_latch, rx_latch);
+  void ResetEngine() RC_REQUIRES(tx_latch, rx_latch);
+  void ResetLife() RC_REQUIRES(tx_latch, rx_latch);
+  void ResetSharing() RC_REQUIRES(tx_latch, rx_latch);
   void ApplyRules(int fd, const sockaddr* address);
   void TryAgainLater();
   void LookAfterAsMuch();
@@ -744,6 +703,12 @@ class Sock final : public SockLayout {
   // --- Looking for a lane, and adoption (sock_seek.cc, sock_control.cc)
   [[gnu::noinline]] void SeekAfterCall();
   void StartSeek();
+  // The parts of StartSeek.  AloneToSeek returns whether no other process holds
+  // the connection; if one does, a later call asks again.  MayAsk returns
+  // whether the search that has begun goes on; if not, it has given it up.
+  bool AloneToSeek();
+  bool MayAsk();
+  static void Introduce(rendezvous::Conductor* conductor);
   // Ends a search, without a lane.
   void EndSearchLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the stream's lane would be an RDMA lane.
@@ -756,6 +721,21 @@ class Sock final : public SockLayout {
            local_peer_.load(std::memory_order_relaxed);
   }
   bool NobodyInside() const;
+  // What came of an adoption.  kNotYet: a later call tries again.  kNever: the
+  // search is to be given up.
+  enum class Adoption : std::uint8_t { kDone, kNotYet, kNever };
+  Adoption TakeFromKernelLatched() RC_REQUIRES(tx_latch, rx_latch);
+  void BeginEngineLatched() RC_REQUIRES(tx_latch, rx_latch);
+  // The parts of LaneOpen.
+  struct Opening {
+    std::uint32_t epoch;
+    const stream::Nonce& mine;
+    const stream::Nonce& peers;
+    bool authenticated;
+  };
+  bool MayOpenLatched() RC_REQUIRES(tx_latch, rx_latch);
+  void OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by)
+      RC_REQUIRES(tx_latch, rx_latch);
   [[gnu::noinline]] void LastOut();
   bool TryAdopt() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns whether bytes of the connection went past rcsock.  A program with
@@ -772,6 +752,10 @@ class Sock final : public SockLayout {
   [[gnu::noinline]] IoResult HeldSend(int fd, const iovec* iov, int count,
                                       std::size_t total, int flags,
                                       std::size_t* done);
+  // The parts of HeldSend.
+  struct HeldCall;
+  bool Nudge(HeldCall& call);
+  void HoldUntil(HeldCall& call, std::uint64_t start, std::uint64_t end);
   bool MayHold(int flags) const;
   bool AwaitsGap(int flags) const;
   IoResult SendAside(int fd, const iovec* iov, int count, std::size_t total,
@@ -837,8 +821,6 @@ class Sock final : public SockLayout {
   int WaitForMore(RecvCall& call, std::uint32_t seq) RC_REQUIRES(rx_latch);
   IoResult LeaveRecv(bool peek, IoResult::Status status, std::size_t* done)
       RC_RELEASE(rx_latch);
-  // Anchor::Recv for a stream whose recvmsg tells when the bytes came.
-  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // Sends the rest of a blocking send that began on a lane.
   ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                    int flags);
@@ -854,6 +836,10 @@ class Sock final : public SockLayout {
   ssize_t Drop(std::size_t limit, bool peek) RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether TCP's end is not yet the stream's.
   bool HoldsEnd() const;
+  // Returns whether what the engine reads from TCP is the application's.
+  bool ReadsRaw() const RC_REQUIRES(rx_latch) {
+    return stream_->rx() == stream::Rx::kRaw;
+  }
 
   // --- Sleeping on it (sock_wait.cc)
   // The waits require the latch of the direction, and hold it on return;
@@ -872,6 +858,8 @@ class Sock final : public SockLayout {
   // (CountedSleep).
   [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
                                 std::uint32_t seq, lane::Lane* lane);
+  // Returns false if the call is not to sleep after all.
+  bool MayBlock(const Wait& wait);
   std::atomic<int>& LanePins() { return pins_[lane_pins_]; }
   void OnStarved() RC_EXCLUDES(tx_latch, rx_latch);
   void WatchStarved() RC_REQUIRES(tx_latch);
@@ -890,8 +878,14 @@ class Sock final : public SockLayout {
   // --- What it is ready for (sock_state.cc, sock_zero_copy.cc)
   std::uint32_t EngineReadiness(int number, std::uint32_t events, bool* plain,
                                 bool drained);
-  // Returns whether TCP takes no more at this moment.
-  bool KernelIsFull() const;
+  // The parts of EngineReadiness.  RingReadinessLatched tells what the ring
+  // alone tells.  It sets *fast if the lane works, and the next message is no
+  // end, and *end if that may be an end.
+  std::uint32_t RingReadinessLatched(std::uint32_t events, bool drained,
+                                     bool* fast, bool* end)
+      RC_REQUIRES(rx_latch);
+  std::uint32_t WholeReadinessLatched(std::uint32_t events)
+      RC_REQUIRES(tx_latch, rx_latch);
   // ReadableBytes of a stream that the engine has, or in kUnread.
   std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the end, or urgent data, follows what TCP has.
@@ -903,6 +897,10 @@ class Sock final : public SockLayout {
   // --- What has changed (sock_events.cc)
   // Acts on what the stream reports as changed.
   void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
+  // The parts of HandleChanges.
+  void OnPromoted() RC_REQUIRES(tx_latch, rx_latch);
+  void OnLeftLane() RC_REQUIRES(tx_latch, rx_latch);
+  void SetTimer(std::uint32_t changes) RC_REQUIRES(tx_latch, rx_latch);
   // `was_there`: the stream was on its lane, and not only on the way there.
   void CountLeave(bool was_there) RC_REQUIRES(tx_latch, rx_latch);
   void UpdateWatch() RC_REQUIRES(tx_latch, rx_latch);
@@ -922,32 +920,51 @@ class Sock final : public SockLayout {
   // anchor to the kernel, or ends the stream.  PostSettle has it called.
   void PostSettle();
   void Settle() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // The parts of Settle.  GiveLaneBack returns false if threads sleep on two
+  // lanes; then Settle is called again.  TakeLaneLatched returns null if the
+  // lane is parked, since threads sleep on it.
+  bool GiveLaneBack(rendezvous::Conductor* conductor)
+      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  std::unique_ptr<lane::Lane> TakeLaneLatched(bool slept_on)
+      RC_REQUIRES(tx_latch, rx_latch);
   // Gives back a lane that the stream left while threads slept on the lane.
   // Returns false if threads still sleep there; it has woken them.
   bool Unpark() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   void UnparkLater(std::uint32_t ms);
   bool BackToPlain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // The parts of BackToPlain.  LeavesEngineLatched returns whether the kernel
+  // may have the stream.  It sets *spilled if bytes that were read ahead lie in
+  // unread_ now.
+  bool LeavesEngineLatched(bool* spilled) RC_REQUIRES(tx_latch, rx_latch);
+  void LeaveEngineLatched(bool spilled) RC_REQUIRES(tx_latch, rx_latch);
+  void LookAfterLeaving() RC_REQUIRES(tx_latch, rx_latch);
   bool StuckOnStash();
   bool AwaitsLane(base::Reason reason);
-  void TakeOptions() RC_REQUIRES(tx_latch);
   void BoundSendsLatched() RC_REQUIRES(tx_latch);
-  void PushOptions() RC_REQUIRES(tx_latch);
 
   // --- Its end (sock_close.cc)
   void Finish(bool reset) RC_EXCLUDES(tx_latch, rx_latch);
-  void ListClosed(Sock** head);
-  // Calls `each` for each stream that is closed and not yet finished.  No
-  // list's latch is held meanwhile.
-  template <class Each>
-  static void EachClosed(Each&& each);
-  void UnlistClosed();
+  // The part of Finish before the reference goes.  Returns whether it is the
+  // first Finish.
+  bool FinishOnce(bool reset) RC_EXCLUDES(tx_latch, rx_latch);
+  // The parts of CloseLast.  EndCalls takes away what may still use the number.
+  // EndsNothingLatched returns whether another process holds the connection,
+  // and this end owes nothing: then this close ends nothing.
+  struct Closing;
+  void EndCalls(int number, bool sought, rendezvous::Conductor* conductor)
+      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  bool EndsNothingLatched() const RC_REQUIRES(tx_latch, rx_latch);
+  void CloseSharedLatched(Closing& closing) RC_REQUIRES(tx_latch, rx_latch);
+  void CloseKeptLatched(Closing& closing) RC_REQUIRES(tx_latch, rx_latch);
+  void BoundCloseLatched(rendezvous::Conductor* conductor)
+      RC_REQUIRES(tx_latch, rx_latch);
+  // Returns whether the closed stream has this local port, and is ending.
+  bool EndsOn(std::uint16_t port);
+  ClosedStreams::Place& closed_place() { return closed_place_; }
   void OnLinger();
   bool ResetsAtCloseLatched() const;
   void NeverLeavesTcp(base::Reason reason);
   int LeaveKeptLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Waits, 100 ms at most, until no call of the conductor uses the number.
-  // Requires that no latch is held.
-  void AwaitBorrowers() const;
 
   // --- Closed under calls that sleep on it (sock_left.cc)
   class LeftCall;
@@ -987,6 +1004,15 @@ class Sock final : public SockLayout {
   // --- Its other holders (sock_share.cc)
   IoResult UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                       int flags, std::size_t* done);
+  // The parts of UnreadRecv.
+  struct UnreadCall;
+  void TakeUnread(UnreadCall& call) RC_REQUIRES(rx_latch);
+  void CountUnread(const UnreadCall& call, ssize_t n);
+  IoResult RecvBehindUnread(const UnreadCall& call);
+  // The parts of ForkChild.
+  void ForgetCalls() RC_REQUIRES(tx_latch, rx_latch);
+  void LoseToParent() RC_REQUIRES(tx_latch, rx_latch);
+  void ForgetMoved() RC_REQUIRES(tx_latch, rx_latch);
   bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Enters kUnread: unread_ of this stream on TCP has just been made.  The
   // stream is not adopted before these bytes are read, see BackToPlain.
@@ -1113,8 +1139,6 @@ void RaiseSigpipe();
 
 // Take and release, around fork, the latches that no object owns.
 void SockForkLock();
-void ClosedForkLock();
-void ClosedForkUnlock(bool child);
 void SockForkUnlock(bool child);
 
 }  // namespace rcsock::posix

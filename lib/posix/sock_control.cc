@@ -40,8 +40,8 @@ Sock::Info Sock::Describe() {
     info.rx_bytes = stream_->rx_off();
   }
   info.lane_tx_bytes = LaneTx() < info.tx_bytes ? LaneTx() : info.tx_bytes;
-  const std::uint64_t by_lane =
-      LaneRx() > anchor_rx_ ? LaneRx() - anchor_rx_ : 0;
+  const std::uint64_t from_tcp = anchor_.BytesRead(rx_latch);
+  const std::uint64_t by_lane = LaneRx() > from_tcp ? LaneRx() - from_tcp : 0;
   info.lane_rx_bytes = by_lane < info.rx_bytes ? by_lane : info.rx_bytes;
   info.demotions = demotions_;
   return info;
@@ -195,9 +195,9 @@ void Sock::LearnOptions(int number) {
   const auto is_on = [&](int level, int name) {
     return OptionOf(number, level, name) != 0;
   };
-  SetAncillary(kTellsLeft, is_on(IPPROTO_TCP, TCP_INQ));
-  SetAncillary(kTellsTime, is_on(SOL_SOCKET, SO_TIMESTAMP) ||
-                               is_on(SOL_SOCKET, SO_TIMESTAMPNS));
+  ancillary_.Set(Ancillary::kLeft, is_on(IPPROTO_TCP, TCP_INQ));
+  ancillary_.Set(Ancillary::kTime, is_on(SOL_SOCKET, SO_TIMESTAMP) ||
+                                       is_on(SOL_SOCKET, SO_TIMESTAMPNS));
 }
 
 // Returns whether an option is set for which the hooks pin a stream, as far as

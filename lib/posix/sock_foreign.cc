@@ -131,7 +131,7 @@ Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
 // known.
 bool Sock::OnlyOurNumbers() const {
   bool only = true;
-  const std::uint64_t its = inode();
+  const std::uint64_t its = anchor_.inode();
   return base::EachDescriptor(0,
                               [&](int number) {
                                 if (only && SocketInode(number) == its &&
@@ -200,7 +200,7 @@ void Sock::LookForStrangers() {
       return;
     }
     socks[count] = sock;
-    all[count++] = {sock->inode(), sock->born_ns_, status.st_uid};
+    all[count++] = {sock->anchor().inode(), sock->born_ns_, status.st_uid};
   });
   if (count == 0) return;
   const std::uint64_t start = base::NowNs();

@@ -62,7 +62,7 @@ bool Sock::HideByFork(Holding* all, bool hides) {
   }
   if (!hides || !MayHide(true)) return false;
   all->owner.store(static_cast<std::uint32_t>(OwnPid()));
-  all->inode.store(inode());
+  all->inode.store(anchor_.inode());
   if (!all->Hide()) return false;
   made_copies_.store(true);
   all->claim.Keep();
@@ -220,7 +220,7 @@ bool Sock::TakeOverLatched(const Holding& all) {
   base::UniqueFd memory(base::OpenHigh([&] {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
   }));
-  if (!memory.ok() || Unread::Claimed(memory.get()) != inode() ||
+  if (!memory.ok() || Unread::Claimed(memory.get()) != anchor_.inode() ||
       !unread_.Open(memory.get())) {
     return false;
   }
@@ -247,7 +247,7 @@ void Sock::HideAgain() {
   if (hidden_.load() != Unused::kLeaves) return;
   Holding* const all = FindHolding(holders_);
   const bool counted = all != nullptr && all->Hide();
-  if (counted && all->inode.load() == inode()) {
+  if (counted && all->inode.load() == anchor_.inode()) {
     hidden_.store(Unused::kYes);
     return;
   }

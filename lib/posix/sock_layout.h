@@ -18,6 +18,11 @@
 #include "lib/posix/lane_state.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sharing/unread.h"
+#include "lib/posix/sock_anchor.h"
+#include "lib/posix/sock_ancillary.h"
+#include "lib/posix/sock_closed.h"
+#include "lib/posix/sock_options.h"
+#include "lib/posix/sock_watch.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
@@ -37,13 +42,12 @@ enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 // line, and so is part of the cost of its calls.
 class alignas(64) SockLayout : public File,
                                public rendezvous::Seeker,
-                               public rendezvous::AnchorWatcher,
-                               public stream::Anchor {
+                               public rendezvous::AnchorWatcher {
  public:
   enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
 
  protected:
-  SockLayout() : File(FileKind::kSock) {}
+  explicit SockLayout(Sock* self) : File(FileKind::kSock), anchor_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -118,9 +122,10 @@ class alignas(64) SockLayout : public File,
   // counts.
   std::uint64_t lane_tx_ RC_GUARDED_BY(tx_latch) = 0;
   std::uint64_t lane_rx_ RC_GUARDED_BY(rx_latch) = 0;
-  std::atomic<std::uint8_t> ancillary_{0};
-  // When the bytes that were read ahead came, by CLOCK_REALTIME; 0: not known.
-  std::atomic<std::uint64_t> came_ns_{0};
+  TcpAnchor anchor_;
+  AnchorWatch watch_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
+  KeptOptions options_{tx_latch};
+  Ancillary ancillary_;
   std::atomic<bool> zero_copy_on_{false};
   std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
   std::atomic<Policy> policy_{Policy::kAuto};
@@ -139,10 +144,7 @@ class alignas(64) SockLayout : public File,
   std::uint64_t given_ns_ = 0;  // when it came to the pool
   std::uint32_t found_in_ = 0;  // the pool's last look that found a call inside
   std::atomic<bool> closed_{false};  // by the application
-  std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
-  // Calls of the conductor that use the number (BorrowedNumber).
-  std::atomic<int> borrowers_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
   std::atomic<std::uint16_t> service_{0};      // as Prospect numbers services
   std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
@@ -179,28 +181,20 @@ class alignas(64) SockLayout : public File,
   Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // of the last lane
-  bool watched_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool starve_timer_ RC_GUARDED_BY(tx_latch) = false;
   // The stream leaves its lane because its receiver does not read there.
   bool starved_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  // A thread waits for the anchor to take more.
-  bool tx_wait_ RC_GUARDED_BY(tx_latch) = false;
   std::uint64_t starve_acked_ RC_GUARDED_BY(tx_latch) = 0;
   // When there was last no room.
   std::uint64_t starve_posted_ RC_GUARDED_BY(tx_latch) = 0;
   std::uint64_t starve_since_ns_ RC_GUARDED_BY(tx_latch) = 0;
   // Looks in a row that found no progress.
   int starve_late_ RC_GUARDED_BY(tx_latch) = 0;
-  std::uint32_t watch_events_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t close_timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  // Links of the list of streams that are closed and kept.  Null: not in the
-  // list.
-  Sock** closed_link_ = nullptr;
-  Sock* closed_next_ = nullptr;
+  ClosedStreams::Place closed_place_;
   std::uint32_t settle_wait_ms_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 1;
   bool settle_posted_ = false;
-  std::uint8_t kept_options_ RC_GUARDED_BY(tx_latch) = 0;  // sock_options.cc
   // The stream has been on a lane.
   bool promoted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool accounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
@@ -252,9 +246,6 @@ class alignas(64) SockLayout : public File,
   Notes::Drift drift_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
   bool drift_known_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = true;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
-  // Read from TCP by the engine.
-  std::uint64_t anchor_rx_ RC_GUARDED_BY(rx_latch) = 0;
-  std::atomic<std::uint64_t> inode_{0};  // the socket's, once a thread asked
   Unread unread_ RC_GUARDED_BY(rx_latch);
 };
 

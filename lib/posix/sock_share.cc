@@ -1,5 +1,4 @@
-// Connections that several processes hold: fork, exec, and the shared bytes
-// that were read ahead.
+// Connections that several processes hold: fork and exec.
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -34,193 +33,6 @@ namespace rcsock::posix {
 
 using base::Reason;
 using rendezvous::Conductor;
-
-// --- Bytes read ahead that are shared
-
-bool Sock::SpillLatched() {
-  if (!stream_->OnlyStash()) return false;
-  const int error = stream_->ErrorBehindStash();
-  stream::ByteQueue bytes = stream_->TakeStash();
-  if (!unread_.Make(bytes.data(), bytes.size(), inode(),
-                    came_ns_.load(std::memory_order_relaxed), error)) {
-    stream_->GiveStash(std::move(bytes));
-    return false;
-  }
-  unread_streams.fetch_add(1, std::memory_order_relaxed);
-  RCSOCK_LOG(1, "fd %d: %zu unread bytes are shared", fd(), bytes.size());
-  return true;
-}
-
-void Sock::BecomeUnread() {
-  unread_streams.fetch_add(1, std::memory_order_relaxed);
-  lane_state_.Step(LaneState::Event::kHalt);
-  SetUnread(true);
-}
-
-void Sock::EndUnreadLatched() {
-  if (mode() != Mode::kUnread) return;
-  unread_.Close();
-  if (Holding* all = FindHolding(holders_)) all->unread.store(0);
-  unread_streams.fetch_sub(1, std::memory_order_relaxed);
-  if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
-      !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
-      stream_ != nullptr) {
-    TryAgainLater();
-    lane_state_.Step(LaneState::Event::kConnect);
-  }
-  SetUnread(false);
-}
-
-// The analysis wants both latches for a change of the mode.
-void Sock::SetUnread(bool unread) RC_NO_LOCK_CHECK {
-  RC_DCHECK(mode() != Mode::kEngine);
-  mode_.Write(tx_latch, rx_latch)
-      .store(unread ? Mode::kUnread : Mode::kPlain, std::memory_order_seq_cst);
-}
-
-void Sock::Disconnected() {
-  Latched latched(this);
-  EndUnreadLatched();
-}
-
-IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
-                          std::size_t total, int flags, std::size_t* done) {
-  Critical critical;
-  rx_latch.lock();
-  // With the last of these bytes the stream may take a lane.  Its offsets are
-  // to have all that is counted below.
-  const InKernel in(this);
-  if (!IsAt(number)) {
-    rx_latch.unlock();
-    return IoResult::Gone();
-  }
-  std::size_t n = 0;
-  int error = 0;
-  bool failed = false;
-  bool fault = false;
-  if (mode() == Mode::kUnread && total > *done) {
-    IovRest rest(iov, count);
-    rest.Skip(*done);
-    const bool drop = (flags & MSG_TRUNC) != 0;
-    n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(), total - *done,
-                     (flags & MSG_PEEK) != 0);
-    fault = base::TakeFault();
-    if (unread_.size() == 0 && !fault) {
-      // The kernel may have what came before the error.
-      int more = 0;
-      if (n == 0 && *done == 0 && unread_.Failed() &&
-          ::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
-        rx_latch.unlock();
-        msghdr message{};
-        message.msg_iov = const_cast<iovec*>(iov);
-        message.msg_iovlen = static_cast<std::size_t>(count);
-        const ssize_t m =
-            ::syscall(SYS_recvmsg, number, &message, flags | MSG_DONTWAIT);
-        if (m <= 0) return IoResult::Retry();  // another thread's by now
-        if ((flags & MSG_PEEK) == 0) {
-          rx_raw_.fetch_add(static_cast<std::uint64_t>(m),
-                            std::memory_order_relaxed);
-        }
-        return IoResult::Done(m);
-      }
-      if (n == 0 && *done == 0) error = unread_.TakeError();
-      failed = unread_.Failed();
-      if (!failed) EndUnreadLatched();
-    }
-  }
-  rx_latch.unlock();
-  if (error != 0) {
-    errno = error;
-    return IoResult::Done(ssize_t{-1});
-  }
-  if (n == 0 && fault && *done == 0) {
-    errno = EFAULT;
-    return IoResult::Done(ssize_t{-1});
-  }
-  if (n == 0) {
-    if (failed || fault) return IoResult::Done(*done);
-    if (total > *done || mode() != Mode::kUnread) return IoResult::Retry();
-    return IoResult::Done(*done);
-  }
-  if ((flags & MSG_PEEK) == 0) {
-    rx_raw_.fetch_add(n, std::memory_order_relaxed);
-  }
-  *done += n;
-  if (*done == total || fault) return IoResult::Done(*done);
-  if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL)
-    return IoResult::Retry();
-  // The kernel's bytes go along, as they would in one queue: a reader may take
-  // a short answer for the end of what there is.
-  int more = 0;
-  if (::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
-    const ssize_t m = RecvRest(number, iov, count, *done, flags | MSG_DONTWAIT);
-    if (m > 0) {
-      if ((flags & MSG_PEEK) == 0) {
-        rx_raw_.fetch_add(static_cast<std::uint64_t>(m),
-                          std::memory_order_relaxed);
-      }
-      *done += static_cast<std::size_t>(m);
-    }
-  }
-  return IoResult::Done(*done);
-}
-
-int Sock::TakeKept() {
-  Critical critical;
-  const base::LatchGuard hold(rx_latch);
-  return mode() == Mode::kUnread ? TakeKeptLatched() : 0;
-}
-
-int Sock::TakeKeptLatched() {
-  const int error = unread_.TakeError();
-  if (unread_.size() == 0) EndUnreadLatched();
-  return error;
-}
-
-std::size_t Sock::UnreadBytes() {
-  if (mode() != Mode::kUnread) return 0;
-  Critical critical;
-  rx_latch.lock();
-  const std::size_t n = mode() == Mode::kUnread ? unread_.size() : 0;
-  rx_latch.unlock();
-  return n;
-}
-
-bool Sock::HasError() {
-  if (Completions()) return true;
-  if (mode() != Mode::kUnread) return false;
-  Critical critical;
-  const base::LatchGuard hold(rx_latch);
-  return mode() == Mode::kUnread && unread_.Failed();
-}
-
-int Sock::UnreadFd() {
-  Critical critical;
-  rx_latch.lock();
-  const int number =
-      mode() == Mode::kUnread && (unread_.size() > 0 || unread_.Failed())
-          ? unread_.fd()
-          : -1;
-  rx_latch.unlock();
-  return number;
-}
-
-bool Sock::InheritUnread(int memory) {
-  rx_latch.AssertUnshared();
-  if (!unread_.Open(memory)) return false;
-  connected_.store(true, std::memory_order_relaxed);
-  inode_.store(unread_.socket(), std::memory_order_relaxed);
-  came_ns_.store(unread_.came_ns(), std::memory_order_relaxed);
-  inherited_ = true;
-  if (holders_ < 0) {
-    // The process that started this program may read, too.
-    reason_ = Reason::kPinnedExec;
-    lane_state_.Step(LaneState::Event::kPin);
-    GivenAway();
-  }
-  BecomeUnread();
-  return true;
-}
 
 // --- Fork
 
@@ -381,18 +193,7 @@ void Sock::ForkChild() {
   rx_latch.Reset();
   tx_latch.AssertUnshared();
   rx_latch.AssertUnshared();
-  // A thread of the parent was inside, or this thread was, and a handler has
-  // interrupted it there to fork.
-  gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
-              std::memory_order_relaxed);
-  borrowers_.store(0, std::memory_order_relaxed);
-  rx_sleepers_.store(0, std::memory_order_relaxed);
-  tx_sleepers_.store(0, std::memory_order_relaxed);
-  // This thread, too, may come back from a handler to a sleep of the parent's.
-  // Its count was there, and it takes nothing back here (CountedSleep).
-  for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
-  (void)parked_.Write(tx_latch, rx_latch).release();
-  poll_sleepers.store(0, std::memory_order_relaxed);
+  ForgetCalls();
   close_timer_ = 0;
   if (ZeroCopy* zero_copy = zero_copy_.load(std::memory_order_relaxed)) {
     zero_copy->ForkChild();
@@ -403,7 +204,9 @@ void Sock::ForkChild() {
   made_copies_.store(false);
   kept_claim_.store(false);
   lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
-  watched_ = false;
+  watch_.OnForkChild();
+  anchor_.OnForkChild();
+  options_.OnForkChild();
   timer_ = 0;
   settle_posted_ = false;
   starve_timer_ = false;
@@ -416,32 +219,54 @@ void Sock::ForkChild() {
   } else if (hides) {
     BecomeHidden();
   } else if (mode() == Mode::kEngine) {
-    // The stream could not be taken to TCP before the fork, so all of it is the
-    // parent's.  The peer would take a byte from here for one of the parent's
-    // frames.  The parent need not share the stream: it may have a lane again,
-    // and the parent's end is the connection's.
-    PutDeadSocket("its peer did not answer before fork");
-    if (Holding* all = FindHolding(holders_); all != nullptr) {
-      all->Leave();
-      holders_ = -1;
-    }
-    InterestsDrop(this, -1);
-    ForgetEngine();
+    LoseToParent();
   }
   on_lane_.store(false);
   input_alone_.store(false);
-  // The parent counts what it did.
+  ForgetMoved();
+  inherited_ = true;
+  if (Travels()) TravelledByFork();
+  sought_.store(false);
+  refs_.store(1);
+}
+
+// A thread of the parent was inside, or this thread was, and a handler has
+// interrupted it there to fork.
+void Sock::ForgetCalls() {
+  gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
+              std::memory_order_relaxed);
+  rx_sleepers_.store(0, std::memory_order_relaxed);
+  tx_sleepers_.store(0, std::memory_order_relaxed);
+  // This thread, too, may come back from a handler to a sleep of the parent's.
+  // Its count was there, and it takes nothing back here (CountedSleep).
+  for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
+  (void)parked_.Write(tx_latch, rx_latch).release();
+  poll_sleepers.store(0, std::memory_order_relaxed);
+}
+
+// The stream could not be taken to TCP before the fork, so all of it is the
+// parent's.  The peer would take a byte from here for one of the parent's
+// frames.  The parent need not share the stream: it may have a lane again, and
+// the parent's end is the connection's.
+void Sock::LoseToParent() {
+  PutDeadSocket("its peer did not answer before fork");
+  if (Holding* all = FindHolding(holders_); all != nullptr) {
+    all->Leave();
+    holders_ = -1;
+  }
+  InterestsDrop(this, -1);
+  ForgetEngine();
+}
+
+// The parent counts what it did.
+void Sock::ForgetMoved() {
   quick_ = stream::Quick();
-  lane_tx_ = lane_rx_ = anchor_rx_ = 0;
+  lane_tx_ = lane_rx_ = 0;
   account_tx_ = tx_raw_.load();
   account_rx_ = rx_raw_.load();
   told_tx_ = account_tx_;
   told_rx_ = account_rx_;
-  inherited_ = true;
-  if (Travels()) TravelledByFork();
-  sought_.store(false);
   promoted_ = false;
-  refs_.store(1);
 }
 
 // The lane and what the engine does are the parent's.  No destructor runs: it
@@ -561,8 +386,8 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->tx_raw_.store(sock->told_tx_);
   sock->rx_raw_.store(sock->told_rx_);
   sock->inherited_ = true;
-  sock->set_fd(fd);
-  sock->set_inode(all->inode.load());
+  sock->anchor().SetNumber(fd);
+  sock->anchor().SetInode(all->inode.load());
   // The connection may have been on a lane before.
   sock->drift_ = Notes(fd).GetDrift();
   sock->LearnOptions(fd);
