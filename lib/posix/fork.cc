@@ -104,7 +104,7 @@ void ForkPrepare() {
   ForEachSock([](Sock* sock) { sock->Hold(); });
   const bool hides = PrepareToHide();
   const auto leaves = [hides](Sock* sock) {
-    return sock->Engaged() && !(hides && sock->MayHide(false));
+    return sock->Engaged() && !(hides && sock->claim().MayHide(false));
   };
   // While this waits for the peer of one stream, the peer of another stream may
   // ask that one to leave its lane.  Behind a silent peer no further try helps.
@@ -125,7 +125,8 @@ void ForkPrepare() {
     Lock();
     bool late = false;
     ForEachSock([&](Sock* sock) {
-      late |= sock->mode() == Mode::kEngine && !(hides && sock->MayHide(true));
+      late |= sock->mode() == Mode::kEngine &&
+              !(hides && sock->claim().MayHide(true));
     });
     if (!late || tries == kMostTries || base::NowNs() - start >= kMostTriesNs) {
       break;
@@ -198,7 +199,7 @@ void AwaitForks() {
   };
   if (!others()) return;
   // As long as a fork waits for peers, and a little more.
-  const std::uint64_t deadline = Sock::LeaveDeadline() + 400'000'000;
+  const std::uint64_t deadline = LeaveDeadline() + 400'000'000;
   while (others() && base::NowNs() < deadline) base::SleepThrough(200'000);
 }
 

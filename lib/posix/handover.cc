@@ -254,7 +254,7 @@ void Handover::FromBorrowed() {
     if (inode == 0) continue;
     Sock* sock = FindInode(inode, fd);
     if (sock == nullptr) continue;
-    sock->Reveal();
+    sock->copy().Reveal();
     if (Passed(sock->holding())) continue;
     // This comes first, so that TryAdopt sees it if this thread does not see
     // what TryAdopt did.
@@ -402,7 +402,7 @@ Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
   Sock* sock = nullptr;
   bool found = false;
   const bool all = EachDescriptorBelow(end, [&](int fd) {
-    if (SocketInode(fd) != inode || !Sock::IsTcp(fd)) return;
+    if (SocketInode(fd) != inode || !IsTcp(fd)) return;
     if (sock != nullptr) {
       CopyFd(sock->fd(), fd);
     } else if (!std::exchange(found, true) && (sock = make(fd)) != nullptr) {
@@ -460,7 +460,7 @@ void TakeUnread(int memory) {
     const std::uint64_t inode = SocketInode(fd);
     sockaddr_storage peer{};
     socklen_t length = sizeof peer;
-    if (inode == 0 || Lookup(fd) != nullptr || !Sock::IsTcp(fd) ||
+    if (inode == 0 || Lookup(fd) != nullptr || !IsTcp(fd) ||
         real::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) !=
             0) {
       continue;

@@ -207,7 +207,7 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
       if (number > 1 || number < 0) sock->PinByOption();
       break;
     case SO_ZEROCOPY:
-      sock->SetZeroCopy(number != 0);
+      sock->zero_copy().Set(number != 0);
       break;
     case SO_TIMESTAMP:
     case SO_TIMESTAMPNS:

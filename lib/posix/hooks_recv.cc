@@ -53,7 +53,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(&iov);
     message.msg_iovlen = 1;
-    return sock->RecvErrors(fd, &message, flags);
+    return sock->zero_copy().RecvErrors(fd, &message, flags);
   }
   return sock->Recv(fd, &iov, 1, length, flags,
                     [&] { return direct::recv(fd, to, length, flags); });
@@ -234,7 +234,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message) &&
       base::Readable(message, sizeof *message)) {
-    return sock->RecvErrors(fd, message, flags);
+    return sock->zero_copy().RecvErrors(fd, message, flags);
   }
   std::size_t total = 0;
   void* name;

@@ -58,8 +58,8 @@ void EvictSock(File* file, int fd, bool claimed) {
 void BeforeLastClose(File* file) {
   if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
   Sock* const sock = AsSock(file);
-  if (!sock->SharesLane() || !sock->TryRef()) return;
-  sock->LeaveToHidden();
+  if (!sock->claim().SharesLane() || !sock->TryRef()) return;
+  sock->claim().LeaveToCopies();
   sock->Unref();
 }
 

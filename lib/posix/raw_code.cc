@@ -292,7 +292,7 @@ void BeforeUnseenOpen() {
   // So one of the two sees the other.
   base::FullFence();
   RevealAll();
-  const std::uint64_t deadline = Sock::LeaveDeadline();
+  const std::uint64_t deadline = LeaveDeadline();
   ForEachSock([&](Sock* sock) {
     if (sock->Engaged()) sock->ToPlain(base::Reason::kRawCalls, deadline);
   });

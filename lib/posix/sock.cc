@@ -178,7 +178,7 @@ void Sock::ResetSettings() {
   snd_timeout_ns.store(0, std::memory_order_relaxed);
   ancillary_.Reset();
   options_.Reset();
-  zero_copy_on_.store(false, std::memory_order_relaxed);
+  zero_copy_.Reset();
   policy_.store(Policy::kAuto, std::memory_order_relaxed);
   in_spawn_actions.store(false, std::memory_order_relaxed);
   terms_ = base::GetConfig().terms;
@@ -256,11 +256,8 @@ void Sock::ResetSharing() {
   given_away_.store(0, std::memory_order_relaxed);
   holders_.store(-1, std::memory_order_relaxed);
   fork_.store(0, std::memory_order_relaxed);
-  hidden_.store(Unused::kNo, std::memory_order_relaxed);
-  ask_fd_ = -1;
-  hides_ = false;
-  made_copies_.store(false, std::memory_order_relaxed);
-  kept_claim_.store(false, std::memory_order_relaxed);
+  claim_.Reset();
+  copy_.Reset();
   told_tx_ = told_rx_ = account_tx_ = account_rx_ = 0;
   inherited_ = false;
   travels_.store(false, std::memory_order_relaxed);
@@ -284,7 +281,7 @@ void Sock::Unref() {
     // A late call, by a number that is closed, may still look.
     Latched latched(this);
     EndUnreadLatched();
-    ForgetCompletions();
+    zero_copy_.Forget();
     SetMode(Mode::kPlain);
     lane_state_.Step(LaneState::Event::kStay);
     stream = std::move(stream_.Write(tx_latch, rx_latch));
@@ -295,7 +292,7 @@ void Sock::Unref() {
     UnlistRemote();
     link = std::move(link_);
   }
-  Show();
+  copy_.Show();
   SockPool::Give(this);
 }
 
@@ -490,7 +487,7 @@ void Sock::Inherit(const Sock& listener) {
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
   ancillary_.Inherit(listener.ancillary_);
   if (listener.lane_state_.PinnedByOption()) PinByOption();
-  if (listener.zero_copy_on_.load(std::memory_order_relaxed)) SetZeroCopy(true);
+  if (listener.zero_copy_.on()) zero_copy_.Set(true);
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
 }
 

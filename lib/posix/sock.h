@@ -14,6 +14,8 @@
 #include "lib/base/reason.h"
 #include "lib/posix/io_result.h"
 #include "lib/posix/sock_layout.h"
+#include "lib/posix/sock_number.h"
+#include "lib/posix/sock_place.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -217,24 +219,10 @@ class Sock final : public SockLayout {
   const TcpAnchor& anchor() const { return anchor_; }
   KeptOptions& options() { return options_; }
   Ancillary& ancillary() { return ancillary_; }
-
-  // --- MSG_ZEROCOPY (sock_zero_copy.cc)
-  // Notes that the program has set SO_ZEROCOPY to `on`.  Without memory it pins
-  // the stream.
-  void SetZeroCopy(bool on);
-  // Returns where the engine counts a call with MSG_ZEROCOPY, which the caller
-  // is about to make.  Returns null if the flag means nothing, or if the kernel
-  // alone answers such calls: then it has pinned the stream.
-  ZeroCopy* ForZeroCopy();
-  // Notes that the engine has copied the bytes of such a call, and wakes a
-  // reader of its completion.  Requires a ForZeroCopy that was not null.
-  void CopiedInstead();
-  // Carries out recvmsg with MSG_ERRQUEUE.
-  ssize_t RecvErrors(int fd, msghdr* message, int flags);
-  // Returns whether a completion of MSG_ZEROCOPY waits to be read.
-  bool Completions() const {
-    return completions_.load(std::memory_order_relaxed);
-  }
+  ZeroCopyUse& zero_copy() { return zero_copy_; }
+  ClaimKeeper& claim() { return claim_; }
+  UnusedCopy& copy() { return copy_; }
+  Placement placement() { return Placement(this); }
 
   // --- What a program that is linked with rcsock may ask (sock_control.cc)
   struct Info {
@@ -250,22 +238,6 @@ class Sock final : public SockLayout {
   };
   // Returns what the stream is, and what it has moved.
   Info Describe();
-  // Direct placement (sock_place.cc).  `epoch` names a lane; ESTALE: the stream
-  // is not on that lane.  Expose lets the peer write to memory, and returns 0
-  // or an errno; Hide takes that back.  Place writes to the peer's memory, and
-  // returns a ticket or -errno.  Placed returns 1 if the ticket's write is
-  // done, 0 if not, or -errno.
-  int Expose(void* at, std::size_t length, std::uint32_t* epoch,
-             std::uint32_t* key);
-  void Hide(std::uint32_t epoch, std::uint32_t key);
-  std::int64_t Place(std::uint32_t epoch, const void* from, std::size_t length,
-                     std::uint64_t to, std::uint32_t key);
-  int Placed(std::uint32_t epoch, std::int64_t ticket);
-  // Returns the RDMA lane that the stream reads from, or null.
-  lane::rdma::QpLane* ReceivingLane() RC_REQUIRES(rx_latch);
-  // Returns the lane with that serial number, also if the stream has left the
-  // lane.  Returns null if its queue pair has gone, or is about to.
-  lane::rdma::QpLane* LaneOfSerial(std::uint32_t serial) RC_REQUIRES(rx_latch);
   // Sets what the program wants.  kTcp pins the stream.  A later policy takes
   // that pin back.
   void SetPolicy(Policy policy);
@@ -286,8 +258,6 @@ class Sock final : public SockLayout {
   // stream's own.
   bool Pin(base::Reason reason, std::uint64_t deadline_ns = 0)
       RC_EXCLUDES(interest_latch);
-  // Returns the time until which peers may answer a Pin that begins now.
-  static std::uint64_t LeaveDeadline();
   // As Pin, but tells no other holder.  What comes next is still counted: a
   // process that holds the connection alone may later have a lane again.
   bool PinHere(base::Reason reason, std::uint64_t deadline_ns);
@@ -328,10 +298,6 @@ class Sock final : public SockLayout {
   // As Inherit, from a listener that this process was started with.  `number`
   // is the accepted socket's.
   void InheritFromUnknown(int number);
-  // Returns whether the kernel says that `number` is a TCP socket.  An
-  // interposer behind rcsock (libsocket_wrapper, mptcpize) may have made
-  // another socket.
-  static bool IsTcp(int number);
   // Lets searches begin, unless something speaks against a lane.  The stream is
   // connected, or what kept it on TCP is over.
   void AllowLane();
@@ -435,35 +401,6 @@ class Sock final : public SockLayout {
   void ShareByFork(std::uint32_t fork, bool hides);
   // Takes that count back, after a fork that has failed.
   void UnshareByFork(std::uint32_t fork);
-  // --- Copies that children have not used yet (sock_hidden.cc)
-  // Returns whether the stream may stay on its lane through a fork.  `forking`:
-  // the caller has the latches of a fork.
-  bool MayHide(bool forking);
-  // Returns whether the engine has the stream, and other processes have the
-  // connection.
-  bool SharesLane() const;
-  // Takes one step of ToPlain if a child waits for the stream.
-  void LeaveForClaim() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Takes the stream to TCP, before its end here, if children have copies.
-  // Returns false if the engine still has the stream at the deadline.
-  bool LeaveToHidden(std::uint64_t deadline_ns = 0)
-      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Says that the stream does not come back: its copies are dead.
-  void LoseForHolders();
-  // In the child: AskOwner counts this process as a holder, and asks the owner
-  // for the stream.  Reveal waits for it, a bounded time.  Afterwards the
-  // stream is on TCP, or the connection's numbers name a dead socket.  Both do
-  // nothing if the stream is not hidden, or is being closed.
-  void AskOwner() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  void Reveal() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // The stream is hidden no longer.
-  void Show();
-  // In the child, before exec or the end of the process: takes back the count
-  // of the unused copy.
-  void LeaveUnused();
-  // Counts the copy again, since it is used after all.  If the owner has ended
-  // the connection meanwhile, the numbers name a dead socket.
-  void HideAgain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns how many bytes that were read ahead are shared.  They exist in
   // kUnread only.
   std::size_t UnreadBytes() RC_EXCLUDES(interest_latch);
@@ -572,15 +509,6 @@ class Sock final : public SockLayout {
   // Gives up the share in a connection whose descriptor exec closes.  Unpin
   // takes this back.
   void LeaveForExec();
-  // Takes every stream to a peer on another host off its lane, closed streams
-  // too.  What such a peer has not taken dies with this process's queue pairs.
-  // TCP's buffers outlive the process.  Blocks until the peers have answered,
-  // or none has for a second, or the deadline.
-  static void LeaveRemoteLanes(std::uint64_t deadline_ns);
-  // Runs on the conductor.  Takes idle streams with grown rings off their
-  // lanes: MemoryLook for RDMA, SharedLook for shared memory.
-  static void MemoryLook();
-  static void SharedLook();
   // Blocks until the kernel has what TCP still owes, or the deadline.  What the
   // kernel has not got by then makes the end a reset: an orderly end would hide
   // the loss.  Without `last`, TakeResetBack takes this back.
@@ -596,6 +524,11 @@ class Sock final : public SockLayout {
   friend struct SockPool;
   friend class TcpAnchor;
   friend class ClosedStreams;
+  friend class ClaimKeeper;
+  friend class UnusedCopy;
+  friend class ZeroCopyUse;
+  friend class Placement;
+  friend class RemoteLanes;
 
   // --- rendezvous::Seeker, AnchorWatcher
   // lib/rendezvous/rendezvous.h says what these do.  The conductor calls them,
@@ -743,8 +676,6 @@ class Sock final : public SockLayout {
   bool UsedPastUs() RC_REQUIRES(tx_latch, rx_latch);
   // Takes over the options that plain calls may have set.
   void LearnOptions(int number);
-  // Returns whether an option is set that no lane honours.
-  static bool OptionsPin(int number);
 
   // --- A send waits for the lane that is about to come (sock_hold.cc)
   // Returns kRetry if the call goes on as it would without a hold.  *done says
@@ -890,9 +821,6 @@ class Sock final : public SockLayout {
   std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the end, or urgent data, follows what TCP has.
   bool TcpEndsNext() RC_REQUIRES(rx_latch);
-  void LookForErrorsLatched() RC_REQUIRES(tx_latch, rx_latch);
-  void CompletionsChanged() RC_REQUIRES(rx_latch);
-  void ForgetCompletions() RC_REQUIRES(rx_latch);
 
   // --- What has changed (sock_events.cc)
   // Acts on what the stream reports as changed.
@@ -1022,14 +950,24 @@ class Sock final : public SockLayout {
   // stream here.
   void ForgetEngine() RC_REQUIRES(tx_latch, rx_latch);
   void ResetAtLastClose();
-  // Returns whether the child of this fork gets a hidden copy.
-  bool HideByFork(Holding* all, bool hides);
-  void BecomeHidden() RC_REQUIRES(tx_latch, rx_latch);
+  // What the parts of copies ask for (sock_hidden.cc).  MayLeaveCopies returns
+  // whether a child could have a copy.  ForgetParentsEngine: in the child, the
+  // engine is the parent's.  LoseConnection puts a dead socket in the place of
+  // the connection.  SharedUnreadLatched returns the descriptor of bytes that
+  // were read ahead and are shared, or -1.
+  bool MayLeaveCopies() const;
+  void ForgetParentsEngine();
+  void LoseConnection(const char* why);
+  int SharedUnreadLatched() const RC_REQUIRES(tx_latch, rx_latch);
   bool TakeOverLatched(const Holding& all) RC_REQUIRES(tx_latch, rx_latch);
-  // The engine is about to take the stream; the kernel has it.
-  void KeepFromHolders() RC_REQUIRES(tx_latch, rx_latch);
-  void GiveToHolders() RC_REQUIRES(tx_latch, rx_latch);
   void EndUnreadLatched() RC_REQUIRES(rx_latch);
+  // Returns whether no other process has ever held the connection, or will.
+  bool AlwaysAlone() const;
+  // Tells whether a completion of MSG_ZEROCOPY waits to be read.
+  void SetCompletions(bool some) RC_REQUIRES(rx_latch);
+  bool Completions() const {
+    return completions_.load(std::memory_order_relaxed);
+  }
   // Returns whether no other process holds the connection, or will.  The child
   // of a fork under way might.
   bool SoleHolder() const;
@@ -1052,10 +990,6 @@ class Sock final : public SockLayout {
   void TakeSettings(int number);
   static Sock* Foreign(int number, int role, std::uint64_t share,
                        base::Reason reason);
-  // For a connection that came from a program without rcsock (sock_foreign.cc):
-  // its role, by what TCP has counted, or -1 if nothing tells it.
-  static int RoleByTcp(int number);
-  static std::uint64_t BornNs(int number);  // 0: not known
   // Has the conductor look for other holders, later.
   void AskForHolders();
   static void LookForStrangers();
@@ -1133,6 +1067,9 @@ class RC_SCOPED_CAPABILITY Latched {
 // Tells the lane which notify bits and bell the stream's registrations ask for.
 void InterestsNotifyLatched(Sock* sock)
     RC_REQUIRES(sock->tx_latch, sock->rx_latch);
+
+// Returns the time until which peers may answer a Pin that begins now.
+std::uint64_t LeaveDeadline();
 
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
 void RaiseSigpipe();

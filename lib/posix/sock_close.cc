@@ -118,7 +118,7 @@ int Sock::CloseLast(int number, const Successor& next) {
   Critical critical;
   const base::NoCancel no_cancel;
   if (int left; LeaveToCalls(number, next, &left)) return left;
-  if (!LeaveToHidden()) LoseForHolders();
+  if (!claim_.LeaveToCopies()) claim_.Lose();
   closed_.store(true, std::memory_order_seq_cst);
   lane_state_.Step(LaneState::Event::kHalt);
   const bool sought = lane_state_.Seeking();
@@ -327,7 +327,7 @@ void Sock::LoseFd(int number) {
 
 void Sock::Vanished() {
   Critical critical;
-  if (mode() == Mode::kEngine) LoseForHolders();
+  if (mode() == Mode::kEngine) claim_.Lose();
   closed_.store(true, std::memory_order_seq_cst);
   InterestsDrop(this, -1);
   lane_state_.Step(LaneState::Event::kHalt);

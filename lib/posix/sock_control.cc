@@ -200,9 +200,7 @@ void Sock::LearnOptions(int number) {
                                        is_on(SOL_SOCKET, SO_TIMESTAMPNS));
 }
 
-// Returns whether an option is set for which the hooks pin a stream, as far as
-// the kernel tells.
-bool Sock::OptionsPin(int number) {
+bool OptionsPin(int number) {
   return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
          OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0 ||
          OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0 ||
@@ -210,7 +208,7 @@ bool Sock::OptionsPin(int number) {
          HasFilter(number) || HasUpperProtocol(number);
 }
 
-bool Sock::IsTcp(int number) {
+bool IsTcp(int number) {
   return OptionOf(number, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP;
 }
 

@@ -29,7 +29,7 @@ void Sock::OnAnchor(std::uint32_t events) {
   if (mode() == Mode::kEngine && stream_ != nullptr) {
     if ((events & ~EPOLLIN) != 0 && watch_.TakeWantRoom()) WakeTx();
     if (stream_->AtKernel() && (events & ~EPOLLOUT) != 0) WakeRx();
-    if ((events & EPOLLERR) != 0) LookForErrorsLatched();
+    if ((events & EPOLLERR) != 0) zero_copy_.TakeErrors();
     stream_->Progress();
     HandleChanges();
     if ((events & (EPOLLHUP | EPOLLERR)) != 0 && !stream_->WantsAnchorRead() &&

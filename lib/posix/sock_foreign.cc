@@ -45,7 +45,7 @@ constexpr int kLooks = 2;
 
 // The SYN of the end that connects is acknowledged as a byte, and not counted
 // as a sent one.
-int Sock::RoleByTcp(int number) {
+int RoleByTcp(int number) {
   for (int i = 0; i < 8; ++i) {
     struct tcp_info info {};
     struct tcp_info after {};
@@ -73,7 +73,7 @@ int Sock::RoleByTcp(int number) {
 }
 
 // While nothing has been sent, TCP_INFO tells the connection's age.
-std::uint64_t Sock::BornNs(int number) {
+std::uint64_t BornNs(int number) {
   struct tcp_info info {};
   if (AskTcpInfo(number, &info) <
           offsetof(struct tcp_info, tcpi_bytes_sent) + 8 ||

@@ -20,9 +20,11 @@
 #include "lib/posix/sharing/unread.h"
 #include "lib/posix/sock_anchor.h"
 #include "lib/posix/sock_ancillary.h"
+#include "lib/posix/sock_claim.h"
 #include "lib/posix/sock_closed.h"
 #include "lib/posix/sock_options.h"
 #include "lib/posix/sock_watch.h"
+#include "lib/posix/sock_zero_copy.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
@@ -30,7 +32,6 @@ namespace rcsock::posix {
 
 struct Interest;
 class Sock;
-class ZeroCopy;
 
 // kPlain: calls go to the kernel, and are only counted.  kEngine: calls go
 // through the Stream, which owns every byte of the anchor.  kUnread: as kPlain,
@@ -47,7 +48,12 @@ class alignas(64) SockLayout : public File,
   enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
 
  protected:
-  explicit SockLayout(Sock* self) : File(FileKind::kSock), anchor_(self) {}
+  explicit SockLayout(Sock* self)
+      : File(FileKind::kSock),
+        anchor_(self),
+        zero_copy_(self),
+        claim_(self),
+        copy_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -126,8 +132,7 @@ class alignas(64) SockLayout : public File,
   AnchorWatch watch_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
   KeptOptions options_{tx_latch};
   Ancillary ancillary_;
-  std::atomic<bool> zero_copy_on_{false};
-  std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
+  ZeroCopyUse zero_copy_;
   std::atomic<Policy> policy_{Policy::kAuto};
   // Since when AwaitsLane(reason) has the stream leave, and why.
   std::uint64_t leaving_since_ns_ = 0;
@@ -212,19 +217,8 @@ class alignas(64) SockLayout : public File,
   // The number of a Holding; -1: no other process has ever held the connection.
   std::atomic<int> holders_{-1};
   std::atomic<std::uint32_t> fork_{0};  // the last fork counted there
-  // This process has the stream from a fork, and has not used it.  kAsks: the
-  // process is counted as a holder, and the owner's engine may have the stream.
-  // kLeaves: exec or the end of the process is about to close the connection
-  // here, and the copy is not counted.
-  enum class Unused : std::uint8_t { kNo, kYes, kAsks, kLeaves };
-  std::atomic<Unused> hidden_{Unused::kNo};
-  int ask_fd_ = -1;     // what wakes the owner
-  bool hides_ = false;  // the child of the fork under way gets a hidden copy
-  // This process has made hidden copies.  A process number cannot say so: two
-  // processes of two PID namespaces may have the same one.
-  std::atomic<bool> made_copies_{false};
-  // This process has kept the Holding's claim, and has not given or lost it.
-  std::atomic<bool> kept_claim_{false};
+  ClaimKeeper claim_;
+  UnusedCopy copy_;
   // How much of what this process has moved is told there.
   std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;

@@ -172,7 +172,7 @@ bool Sock::BackToPlain() {
   }
   InterestsToKernel(this);
   Latched latched(this);
-  GiveToHolders();
+  claim_.Give();
   WakeRx();
   WakeTx();
   return true;
@@ -274,7 +274,7 @@ bool Sock::StepToPlain(Reason reason) {
   return mode() != Mode::kEngine;
 }
 
-std::uint64_t Sock::LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
+std::uint64_t LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
 
 bool Sock::ToPlain(Reason reason, std::uint64_t deadline_ns) {
   if (deadline_ns == 0) deadline_ns = LeaveDeadline();

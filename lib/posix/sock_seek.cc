@@ -303,7 +303,7 @@ bool Sock::NobodyInside() const {
 Sock::Adoption Sock::TakeFromKernelLatched() {
   SetMode(Mode::kEngine);
   // A child that uses its copy counts itself, and then asks (I-CLAIM-1).
-  KeepFromHolders();
+  claim_.Keep();
   const bool alone = NobodyInside() && SoleHolder() && raw_code::MayAdopt();
   if (alone) HearMovedLatched();
   Adoption result = Adoption::kNotYet;
@@ -327,7 +327,7 @@ Sock::Adoption Sock::TakeFromKernelLatched() {
     BeginEngineLatched();
   } else {
     SetMode(Mode::kPlain);
-    GiveToHolders();
+    claim_.Give();
   }
   return result;
 }

@@ -18,7 +18,6 @@
 #include "lib/posix/fd/file.h"
 #include "lib/posix/fd/table.h"
 #include "lib/posix/fork.h"
-#include "lib/posix/hidden.h"
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/sock.h"
@@ -27,7 +26,6 @@
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
-#include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix {
 
@@ -56,7 +54,7 @@ void Sock::ShareByFork(std::uint32_t fork, bool hides) {
     return;
   }
   fork_.store(fork, std::memory_order_relaxed);
-  if (!HideByFork(all, hides)) all->count.fetch_add(1);
+  if (!claim_.HideFromChild(all, hides)) all->count.fetch_add(1);
 }
 
 void Sock::UnshareByFork(std::uint32_t fork) {
@@ -64,7 +62,7 @@ void Sock::UnshareByFork(std::uint32_t fork) {
   // stays, which only keeps the stream on TCP.
   Holding* const all = FindHolding(holders_);
   if (all == nullptr || fork_ != fork) return;
-  hides_ ? all->Unhide() : all->Leave();
+  claim_.Unhide(all);
 }
 
 void Sock::TellMovedLatched() {
@@ -97,7 +95,7 @@ void Sock::MarkFork() {
   Latched latched(this);
   TellMovedLatched();
   // The thread that would give the word may end by the exec.
-  GiveToHolders();
+  claim_.Give();
 }
 
 bool Sock::SoleHolder() const {
@@ -108,7 +106,7 @@ bool Sock::SoleHolder() const {
 bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
-  return (all == nullptr || all->AloneIs(made_copies_)) &&
+  return (all == nullptr || all->AloneIs(claim_.made_copies())) &&
          (!Travels() || AloneByNotes(true));
 }
 
@@ -153,14 +151,8 @@ void Sock::LeaveHolders() {
   TellMovedLatched();
   // The thread that took the stream from its lane may not have told yet, and
   // finds no Holding after this.
-  mode() == Mode::kEngine ? LoseForHolders() : GiveToHolders();
-  {
-    Critical critical;
-    const base::LatchGuard hold(hidden_latch);
-    const Unused hidden = hidden_.exchange(Unused::kNo);
-    if (hidden == Unused::kYes) all->Unhide();
-    if (hidden == Unused::kNo || hidden == Unused::kAsks) all->Leave();
-  }
+  mode() == Mode::kEngine ? claim_.Lose() : claim_.Give();
+  copy_.LeaveHolding(all);
   RCSOCK_LOG(2, "connection %d: now of %x", holders_.load(), all->count.load());
   holders_ = -1;
   told_tx_ = told_rx_ = 0;
@@ -184,7 +176,7 @@ void Sock::LeaveForExec() {
   MarkFork();
   TellGivenAway(all);
   exec_left_ = true;
-  if (mode() == Mode::kEngine) LoseForHolders();
+  if (mode() == Mode::kEngine) claim_.Lose();
   all->Leave();
 }
 
@@ -195,14 +187,8 @@ void Sock::ForkChild() {
   rx_latch.AssertUnshared();
   ForgetCalls();
   close_timer_ = 0;
-  if (ZeroCopy* zero_copy = zero_copy_.load(std::memory_order_relaxed)) {
-    zero_copy->ForkChild();
-    CompletionsChanged();
-  }
-  // Without ForkPrepare this is what an earlier fork has left.
-  const bool hides = std::exchange(hides_, false) && CountedByParent();
-  made_copies_.store(false);
-  kept_claim_.store(false);
+  zero_copy_.OnForkChild();
+  const bool hides = claim_.OnForkChild();
   lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
   watch_.OnForkChild();
   anchor_.OnForkChild();
@@ -213,14 +199,7 @@ void Sock::ForkChild() {
   source_.store(nullptr);
   source_wanted_ = false;
   remote_ = Remote();
-  if (hidden_.load() != Unused::kNo) {
-    // A copy of a copy.  Without room for it, this process is counted.
-    hidden_.store(hides ? Unused::kYes : Unused::kAsks);
-  } else if (hides) {
-    BecomeHidden();
-  } else if (mode() == Mode::kEngine) {
-    LoseToParent();
-  }
+  if (!copy_.OnForkChild(hides) && mode() == Mode::kEngine) LoseToParent();
   on_lane_.store(false);
   input_alone_.store(false);
   ForgetMoved();
@@ -342,8 +321,8 @@ bool Sock::PinForExec(std::uint64_t deadline_ns) {
 bool Sock::MayBequeath() {
   return connected_.load() && !closed_.load() && given_away_.load() == 0 &&
          !IsHalfClosed() && (!lane_state_.Pinned() || exec_pinned_) &&
-         !lane_state_.Never() && !zero_copy_on_.load() && !Travels() &&
-         Hold() && HoldingsFd() >= 0 && !InterestsKept(this);
+         !lane_state_.Never() && !zero_copy_.on() && !Travels() && Hold() &&
+         HoldingsFd() >= 0 && !InterestsKept(this);
 }
 
 void Sock::SpoilForNext(int number) const {
@@ -406,7 +385,7 @@ void Sock::Unpin() {
   // the children.
   if (mode() == Mode::kEngine) {
     Latched latched(this);
-    if (mode() == Mode::kEngine) KeepFromHolders();
+    if (mode() == Mode::kEngine) claim_.Keep();
   }
   if (!exec_pinned_) return;
   exec_pinned_ = false;

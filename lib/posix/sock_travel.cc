@@ -140,7 +140,7 @@ bool Sock::AloneByNotes(bool unspoilt) const {
 bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
   if (!connected_.load() || closed_.load() || given_away_.load() != 0 ||
       IsHalfClosed() || lane_state_.Pinned() || lane_state_.Never() ||
-      zero_copy_on_.load() || OwnFace() != Face::kPreload ||
+      zero_copy_.on() || OwnFace() != Face::kPreload ||
       ProcessPinned() != Reason::kNone || InBorrowedMemory()) {
     return false;
   }
@@ -293,7 +293,7 @@ void Sock::TakeSettings(int number) {
   if (::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_ZEROCOPY, &zero_copy,
                 &size) == 0 &&
       zero_copy != 0) {
-    SetZeroCopy(true);
+    zero_copy_.Set(true);
   }
   if (role_ != stream::Role::kAcceptor) return;
   sockaddr_storage own{};

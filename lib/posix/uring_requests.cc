@@ -316,7 +316,7 @@ void Discover(int fd) {
   if (fd < 0 || base::IsInternalFd(fd) || InBorrowedMemory() ||
       ::syscall(SYS_getpeername, fd, &peer, &length) != 0 ||
       (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) ||
-      !Sock::IsTcp(fd)) {
+      !IsTcp(fd)) {
     return;
   }
   Sock* const sock = NewSock(fd, stream::Role::kAcceptor);
