@@ -259,7 +259,7 @@ void HideAfterExec() {
 }
 
 // A use may still come: stdio writes what it has behind the handlers of exit.
-// Sock::Reveal then counts the copy again.
+// UnusedCopy::Reveal then counts the copy again.
 void LeaveHiddenAtExit() {
   ForEachHidden([](Sock* sock) { sock->copy().Leave(); });
 }

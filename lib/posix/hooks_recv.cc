@@ -119,14 +119,14 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 }
 
 // For a number without the mark, such as a copy.
-[[gnu::noinline]] ssize_t EngineRead(int fd, void* to, size_t length,
-                                     Sock* sock) {
+[[gnu::noinline]] ssize_t UnmarkedRead(int fd, void* to, size_t length,
+                                       Sock* sock) {
   const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, 0);
   return n != 0 ? n : LongRead(fd, to, length, sock);
 }
 
-[[gnu::noinline]] ssize_t EngineRecv(int fd, void* to, size_t length, int flags,
-                                     Sock* sock) {
+[[gnu::noinline]] ssize_t UnmarkedRecv(int fd, void* to, size_t length,
+                                       int flags, Sock* sock) {
   const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, flags);
   return n != 0 ? n : LongRecv(fd, to, length, flags, sock);
 }
@@ -158,7 +158,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   if (whose == LaneState::Call::kKernels)
     return KernelRead(fd, to, length, sock);
   if (whose == LaneState::Call::kPlain) return PlainRead(fd, to, length, sock);
-  return QuickRecvs(sock, to, length) ? EngineRead(fd, to, length, sock)
+  return QuickRecvs(sock, to, length) ? UnmarkedRead(fd, to, length, sock)
                                       : LongRead(fd, to, length, sock);
 }
 
@@ -178,7 +178,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
     }
   }
   return (flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)
-             ? EngineRecv(fd, to, length, flags, sock)
+             ? UnmarkedRecv(fd, to, length, flags, sock)
              : LongRecv(fd, to, length, flags, sock);
 }
 
@@ -190,7 +190,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   }
   if (address == nullptr && (flags & ~MSG_DONTWAIT) == 0 &&
       QuickRecvs(sock, to, length)) {
-    return EngineRecv(fd, to, length, flags, sock);
+    return UnmarkedRecv(fd, to, length, flags, sock);
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     const ssize_t n = recv(fd, to, length, flags);

@@ -3,12 +3,12 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/sched.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -163,8 +163,7 @@ Case fork_child(
 void OptionIs(int fd, const char* whose) {
   int value = -1;
   socklen_t size = sizeof value;
-  CHECK_THAT(
-      ::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &size) == 0);
+  CHECK_THAT(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &size) == 0);
   Result(whose, value);
 }
 Case fork_options(
