@@ -86,7 +86,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
     bool tcp = LookupSock(listener) != nullptr;
     if (!tcp) {
       // The process was started with this listener.
-      tcp = Sock::IsTcp(fd);
+      tcp = IsTcp(fd);
     }
     if (tcp) BeforeLooking();
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;

@@ -115,7 +115,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
       static_cast<int>(room) >= 0) {
     const SockAt sock(fd);
     int kept = 0;
-    if (sock && sock->KeptOption(name, &kept)) {
+    if (sock && sock->options().Kept(name, &kept)) {
       room = std::min<socklen_t>(room, sizeof kept);
       // Without room nothing is written, so any address is right.
       return Put(length, &room, sizeof room) != 0 ? -1
@@ -176,7 +176,7 @@ bool Keeps(Sock* sock, int level, int name, const void* value,
   }
   int number;
   return base::TryGet(&number, value, sizeof number) &&
-         sock->KeepOption(name, number != 0);
+         sock->options().Keep(name, number != 0, sock->fd());
 }
 
 void StoreTimeout(Sock* sock, bool receive, const void* value,
@@ -207,12 +207,12 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
       if (number > 1 || number < 0) sock->PinByOption();
       break;
     case SO_ZEROCOPY:
-      sock->SetZeroCopy(number != 0);
+      sock->zero_copy().Set(number != 0);
       break;
     case SO_TIMESTAMP:
     case SO_TIMESTAMPNS:
       // Each replaces the other.
-      sock->SetAncillary(Sock::kTellsTime, number != 0);
+      sock->ancillary().Set(Ancillary::kTime, number != 0);
       break;
     case SO_TIMESTAMPING:
     case SO_TIMESTAMP_NEW:
@@ -247,7 +247,7 @@ int setsockopt(int fd, int level, int name, const void* value,
   if (level == SOL_SOCKET) {
     AfterSocketOption(&*sock, name, number, value, length);
   } else if (level == IPPROTO_TCP && name == TCP_INQ) {
-    sock->SetAncillary(Sock::kTellsLeft, number != 0);
+    sock->ancillary().Set(Ancillary::kLeft, number != 0);
   } else if (level == IPPROTO_TCP && name == TCP_ULP) {
     sock->PinByOption();
   }

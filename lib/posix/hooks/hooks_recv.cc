@@ -54,7 +54,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(&iov);
     message.msg_iovlen = 1;
-    return sock->RecvErrors(fd, &message, flags);
+    return sock->zero_copy().RecvErrors(fd, &message, flags);
   }
   return sock->Recv(fd, &iov, 1, length, flags,
                     [&] { return direct::recv(fd, to, length, flags); });
@@ -120,14 +120,14 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 }
 
 // For a number without the mark, such as a copy.
-[[gnu::noinline]] ssize_t EngineRead(int fd, void* to, size_t length,
-                                     Sock* sock) {
+[[gnu::noinline]] ssize_t UnmarkedRead(int fd, void* to, size_t length,
+                                       Sock* sock) {
   const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, 0);
   return n != 0 ? n : LongRead(fd, to, length, sock);
 }
 
-[[gnu::noinline]] ssize_t EngineRecv(int fd, void* to, size_t length, int flags,
-                                     Sock* sock) {
+[[gnu::noinline]] ssize_t UnmarkedRecv(int fd, void* to, size_t length,
+                                       int flags, Sock* sock) {
   const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, flags);
   return n != 0 ? n : LongRecv(fd, to, length, flags, sock);
 }
@@ -159,7 +159,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   if (whose == LaneState::Call::kKernels)
     return KernelRead(fd, to, length, sock);
   if (whose == LaneState::Call::kPlain) return PlainRead(fd, to, length, sock);
-  return QuickRecvs(sock, to, length) ? EngineRead(fd, to, length, sock)
+  return QuickRecvs(sock, to, length) ? UnmarkedRead(fd, to, length, sock)
                                       : LongRead(fd, to, length, sock);
 }
 
@@ -179,7 +179,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
     }
   }
   return (flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)
-             ? EngineRecv(fd, to, length, flags, sock)
+             ? UnmarkedRecv(fd, to, length, flags, sock)
              : LongRecv(fd, to, length, flags, sock);
 }
 
@@ -191,7 +191,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   }
   if (address == nullptr && (flags & ~MSG_DONTWAIT) == 0 &&
       QuickRecvs(sock, to, length)) {
-    return EngineRecv(fd, to, length, flags, sock);
+    return UnmarkedRecv(fd, to, length, flags, sock);
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     const ssize_t n = recv(fd, to, length, flags);
@@ -235,7 +235,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message) &&
       base::Readable(message, sizeof *message)) {
-    return sock->RecvErrors(fd, message, flags);
+    return sock->zero_copy().RecvErrors(fd, message, flags);
   }
   std::size_t total = 0;
   void* name;
@@ -257,7 +257,11 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
                      return n;
                    });
   }
-  sock->BeforeRecvMsg();
+  // A lane cannot say when bytes came.
+  if (sock->ancillary().Tells(Ancillary::kTime) && !sock->Kernels())
+      [[unlikely]] {
+    sock->Pin(base::Reason::kPinnedOption);
+  }
   bool raw = false;
   const ssize_t n =
       sock->Recv(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
@@ -272,8 +276,8 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
         !base::TryStore(&message->msg_flags, flags & MSG_CMSG_CLOEXEC)) {
       return Faulted(0);
     }
-    if (sock->TellsAny()) [[unlikely]] {
-      sock->TellBeside(message, n);
+    if (sock->ancillary().TellsAny()) [[unlikely]] {
+      TellBeside(sock, message, n);
     } else if (!base::TryStore(&message->msg_controllen, std::size_t{0})) {
       return Faulted(0);
     }

@@ -141,7 +141,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   }
   if (flags & kKernelSend) sock->Pin(base::Reason::kPinnedOption);
   ZeroCopy* const zero_copy =
-      flags & MSG_ZEROCOPY ? sock->ForZeroCopy() : nullptr;
+      flags & MSG_ZEROCOPY ? sock->zero_copy().ForCall() : nullptr;
   bool by_kernel = false;
   // If a lane has taken a part of the call, TCP copies its part, too.
   const ssize_t n =
@@ -152,7 +152,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
         if (taken > 0 && zero_copy != nullptr) zero_copy->ByKernel();
         return taken;
       });
-  if (n > 0 && !by_kernel && zero_copy != nullptr) sock->CopiedInstead();
+  if (n > 0 && !by_kernel && zero_copy != nullptr)
+    sock->zero_copy().CopiedInstead();
   return n;
 }
 

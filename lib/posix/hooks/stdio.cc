@@ -68,9 +68,9 @@ int Followed(const FILE* file) {
   // as in daemon().
   const int saved = errno;
   const std::uint64_t inode = SocketInode(fd);
-  const bool same =
-      inode != 0 &&
-      inode == (sock->inode() != 0 ? sock->inode() : SocketInode(known));
+  const bool same = inode != 0 && inode == (sock->anchor().inode() != 0
+                                                ? sock->anchor().inode()
+                                                : SocketInode(known));
   errno = saved;
   return same ? known : -1;
 }

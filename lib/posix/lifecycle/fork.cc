@@ -78,7 +78,7 @@ void ForkPrepare() {
   ForEachSock([](Sock* sock) { sock->Hold(); });
   const bool hides = PrepareToHide();
   const auto leaves = [hides](Sock* sock) {
-    return sock->Engaged() && !(hides && sock->MayHide(false));
+    return sock->Engaged() && !(hides && sock->claim().MayHide(false));
   };
   // While this waits for the peer of one stream, the peer of another stream may
   // ask that one to leave its lane.  Behind a silent peer no further try helps.
@@ -99,7 +99,8 @@ void ForkPrepare() {
     Lock();
     bool late = false;
     ForEachSock([&](Sock* sock) {
-      late |= sock->mode() == Mode::kEngine && !(hides && sock->MayHide(true));
+      late |= sock->mode() == Mode::kEngine &&
+              !(hides && sock->claim().MayHide(true));
     });
     if (!late || tries == kMostTries || base::NowNs() - start >= kMostTriesNs) {
       break;

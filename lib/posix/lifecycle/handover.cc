@@ -142,13 +142,13 @@ Sock* FindInode(std::uint64_t inode, int number) {
   const auto is = [inode](int fd) -> Sock* {
     Sock* sock = OwnersSock(fd);
     if (sock == nullptr) return nullptr;
-    if (sock->inode() == 0) {
+    if (sock->anchor().inode() == 0) {
       char path[64];
       std::snprintf(path, sizeof path, "/proc/%ld/fd/%d", OwnPid(), fd);
       struct stat status {};
-      if (::stat(path, &status) == 0) sock->set_inode(status.st_ino);
+      if (::stat(path, &status) == 0) sock->anchor().SetInode(status.st_ino);
     }
-    return sock->inode() == inode ? sock : nullptr;
+    return sock->anchor().inode() == inode ? sock : nullptr;
   };
   Sock* sock = is(number);
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -255,7 +255,7 @@ void Handover::FromBorrowed() {
     if (inode == 0) continue;
     Sock* sock = FindInode(inode, fd);
     if (sock == nullptr) continue;
-    sock->Reveal();
+    sock->copy().Reveal();
     if (Passed(sock->holding())) continue;
     // This comes first, so that TryAdopt sees it if this thread does not see
     // what TryAdopt did.
@@ -403,7 +403,7 @@ Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
   Sock* sock = nullptr;
   bool found = false;
   const bool all = EachDescriptorBelow(end, [&](int fd) {
-    if (SocketInode(fd) != inode || !Sock::IsTcp(fd)) return;
+    if (SocketInode(fd) != inode || !IsTcp(fd)) return;
     if (sock != nullptr) {
       CopyFd(sock->fd(), fd);
     } else if (!std::exchange(found, true) && (sock = make(fd)) != nullptr) {
@@ -437,7 +437,7 @@ void TakeUnread(int memory) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = LookupSock(fd);
-    if (sock == nullptr || sock->inode() != inode) continue;
+    if (sock == nullptr || sock->anchor().inode() != inode) continue;
     sock->InheritUnread(memory);
     return;
   }
@@ -461,7 +461,7 @@ void TakeUnread(int memory) {
     const std::uint64_t inode = SocketInode(fd);
     sockaddr_storage peer{};
     socklen_t length = sizeof peer;
-    if (inode == 0 || Lookup(fd) != nullptr || !Sock::IsTcp(fd) ||
+    if (inode == 0 || Lookup(fd) != nullptr || !IsTcp(fd) ||
         real::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) !=
             0) {
       continue;

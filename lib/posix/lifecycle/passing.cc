@@ -118,7 +118,7 @@ void AfterReceiving(int fd, const msghdr* message, int flags) {
     }
     // The kernel has just given out the number, so its last owner is closed.
     if (!borrowed) Evict(number);
-    if (borrowed || !Sock::IsTcp(number)) return;
+    if (borrowed || !IsTcp(number)) return;
     const bool peek = (flags & MSG_PEEK) != 0;
     if (Sock::Arrived(number, SocketInode(fd), peek, until) != nullptr) return;
     if (Sock* sock = Sock::Unknown(number, false, until)) Bind(number, sock);

@@ -60,7 +60,7 @@ void BarriersLost() {
 }
 
 // Waits as long as a fork waits for peers, and a little more.
-void AwaitOtherForks() { AwaitForks(Sock::LeaveDeadline() + 400'000'000); }
+void AwaitOtherForks() { AwaitForks(LeaveDeadline() + 400'000'000); }
 
 }  // namespace
 
@@ -141,24 +141,25 @@ void BeforeExec(bool followed) {
   AwaitOtherForks();
   Stats total;
   total.CopyFrom(stats);
-  Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
-  Sock::BeginToEnd();
+  RemoteLanes::LeaveAll(base::NowNs() + 5'000'000'000);
+  ClosedStreams::BeginToEnd();
   // Once the stream is the kernel's, the kernel resets as its close would.
   const auto leaves = [](Sock* sock) {
-    return KeptByExec(sock) || sock->ResetsAtClose() || sock->SharesLane();
+    return KeptByExec(sock) || sock->ResetsAtClose() ||
+           sock->claim().SharesLane();
   };
   const auto ask = [&](Sock* sock) {
     if (sock->Engaged() && leaves(sock)) sock->AskForExec();
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
-    if (closes && !sock->ResetsAtClose() && !sock->SharesLane()) {
+    if (closes && !sock->ResetsAtClose() && !sock->claim().SharesLane()) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
       // A stream that only looks for its peer is pinned, too.  If it were
       // adopted meanwhile, what it reads would end with this process.
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
-      sock->LoseForHolders();
+      sock->claim().Lose();
     }
     // This does not go into `stats`: an exec that fails loses nothing.
     if (!closes && !followed) {
@@ -170,7 +171,7 @@ void BeforeExec(bool followed) {
     // The new program holds what stays open.
     if (closes) sock->LeaveForExec();
   });
-  Sock::FlushClosed(base::NowNs() + 1'000'000'000, false);
+  ClosedStreams::Flush(base::NowNs() + 1'000'000'000, false);
   WriteStats(total);
   Conductor::LeaveRdma();
 }
@@ -182,7 +183,7 @@ void AfterExec() {
     sock->Unpin();
     sock->TakeResetBack();
   });
-  Sock::TakeResetsBack();
+  ClosedStreams::TakeResetsBack();
 }
 
 void EnterSandbox() {
@@ -241,23 +242,24 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   EndForks();
   AwaitOtherForks();
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
-  Sock::LeaveRemoteLanes(deadline);
+  RemoteLanes::LeaveAll(deadline);
   // Children go on with their copies.
   AskThenAwait(
       [](Sock* sock) {
-        if (sock->SharesLane()) sock->StepToPlain(base::Reason::kPinnedFork);
+        if (sock->claim().SharesLane())
+          sock->StepToPlain(base::Reason::kPinnedFork);
       },
       [](Sock* sock, std::uint64_t until) {
-        if (!sock->LeaveToHidden(until)) sock->LoseForHolders();
+        if (!sock->claim().LeaveToCopies(until)) sock->claim().Lose();
       });
-  Sock::BeginToEnd();
+  ClosedStreams::BeginToEnd();
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();
     sock->LeaveShare(sock->fd());
     sock->Account();
   });
-  Sock::FlushClosed(deadline, true);
+  ClosedStreams::Flush(deadline, true);
   WriteStats(stats);
   Conductor::LeaveRdma();
   errno = saved;

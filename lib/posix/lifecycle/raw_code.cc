@@ -181,14 +181,15 @@ void Turn() {
   Conductor* const conductor = Conductor::IfRunning();
   if (NeverAnyMore()) PinProcessFromConductor(base::Reason::kRawCalls);
   for (const std::shared_ptr<Sock>& sock : waiting) {
+    rendezvous::Seeker& seeker = *sock;
     if (NeverAnyMore()) {
-      sock->SeekFailed(base::Reason::kRawCalls, true);
+      seeker.SeekFailed(base::Reason::kRawCalls, true);
     } else if (!sock->Engaged()) {
       continue;  // the stream has given up
     } else if (turned == Turned::kGaveUp) {
-      sock->SeekFailed(base::Reason::kNoMemory, false);
+      seeker.SeekFailed(base::Reason::kNoMemory, false);
     } else if (conductor == nullptr) {
-      sock->SeekFailed(base::Reason::kNoThread, false);
+      seeker.SeekFailed(base::Reason::kNoThread, false);
     } else {
       conductor->Seek(sock);
     }
@@ -291,7 +292,7 @@ void BeforeUnseenOpen() {
   // So one of the two sees the other.
   base::FullFence();
   RevealAll();
-  const std::uint64_t deadline = Sock::LeaveDeadline();
+  const std::uint64_t deadline = LeaveDeadline();
   ForEachSock([&](Sock* sock) {
     if (sock->Engaged()) sock->ToPlain(base::Reason::kRawCalls, deadline);
   });

@@ -30,7 +30,7 @@ int WithPortOfEnded(std::uint16_t port, int result, Call&& call) {
        (errno == EADDRINUSE || errno == EADDRNOTAVAIL);) {
     const std::uint64_t now = base::NowNs();
     if (deadline == 0) deadline = now + kMostToEndNs;
-    awaited = now < deadline && Sock::EndsOnPort(port);
+    awaited = now < deadline && ClosedStreams::EndsOnPort(port);
     if (awaited) backoff.Wait();
     result = call();
   }

@@ -58,13 +58,13 @@ std::atomic<bool> memory_look{false};  // is arranged
 std::atomic<bool> memory_short{false};
 
 void LookAtMemorySoon() {
-  Arrange(&memory_look, kMemoryLookMs, &Sock::MemoryLook);
+  Arrange(&memory_look, kMemoryLookMs, &RemoteLanes::MemoryLook);
 }
 
 std::atomic<bool> shared_look{false};  // is arranged
 
 void LookAtSharedSoon() {
-  Arrange(&shared_look, kMemoryLookMs, &Sock::SharedLook);
+  Arrange(&shared_look, kMemoryLookMs, &RemoteLanes::SharedLook);
 }
 
 void MemoryRefused() {
@@ -269,7 +269,7 @@ void Sock::Evict(Reason reason) {
 }
 
 // Runs on the conductor, while there are lanes with large rings.
-void Sock::MemoryLook() {
+void RemoteLanes::MemoryLook() {
   Critical critical;
   // Cleared first, so that the next look sees what grows during this one.
   memory_look.store(false, std::memory_order_release);
@@ -280,7 +280,7 @@ void Sock::MemoryLook() {
   std::uint64_t coldest_rate = 0;
   std::uint64_t hottest_rate = 0;
   std::vector<Shared> idle;
-  for (const Shared& sock : Remotes()) {
+  for (const Shared& sock : Sock::Remotes()) {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && !sock->remote_.leaving) {
@@ -324,7 +324,7 @@ void Sock::MemoryLook() {
 
 // Runs on the conductor, while lanes in shared memory have touched more of
 // their rings than an idle lane keeps.
-void Sock::SharedLook() {
+void RemoteLanes::SharedLook() {
   Critical critical;
   // Cleared first, so that the next look sees what grows during this one.
   shared_look.store(false, std::memory_order_release);
@@ -332,7 +332,7 @@ void Sock::SharedLook() {
   std::vector<Shared> all;
   ForEachSock([&all](Sock* sock) {
     if (!sock->OnLane()) return;
-    if (Shared held = Hold(sock)) all.push_back(std::move(held));
+    if (Shared held = Sock::Hold(sock)) all.push_back(std::move(held));
   });
   bool grown = false;
   for (const Shared& sock : all) {
@@ -376,12 +376,12 @@ std::uint64_t Sock::OnItsWay() {
   return stream_->Unacked() + (stream_->tx() == stream::Tx::kDown ? 1 : 0);
 }
 
-void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
+void RemoteLanes::LeaveAll(std::uint64_t deadline_ns) {
   Critical critical;
   if (!RdmaBudget::Any() || Conductor::IfRunning() == nullptr) {
     return;
   }
-  const std::vector<Shared> remotes = Remotes();
+  const std::vector<Shared> remotes = Sock::Remotes();
   for (const Shared& sock : remotes) {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&

@@ -24,6 +24,20 @@ struct Remote {
   int queue = 1;                   // QueueOfThread() of the seeking thread
 };
 
+// The streams of this process that are on lanes.  Has no state of its own.
+class RemoteLanes {
+ public:
+  // Takes every stream to a peer on another host off its lane, closed streams
+  // too.  What such a peer has not taken dies with this process's queue pairs.
+  // TCP's buffers outlive the process.  Blocks until the peers have answered,
+  // or none has for a second, or the deadline.
+  static void LeaveAll(std::uint64_t deadline_ns);
+  // Run on the conductor.  Take idle streams with grown rings off their lanes:
+  // MemoryLook for RDMA, SharedLook for shared memory.
+  static void MemoryLook();
+  static void SharedLook();
+};
+
 // Has lanes in shared memory give back the rings that were busy and are idle.
 void WatchSharedRings();
 

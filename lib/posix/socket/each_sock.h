@@ -59,7 +59,7 @@ bool KeptByExec(const Sock* sock);
 template <class Ask, class Await>
 void AskThenAwait(Ask&& ask, Await&& await) {
   ForEachSock(ask);
-  const std::uint64_t deadline = Sock::LeaveDeadline();
+  const std::uint64_t deadline = LeaveDeadline();
   ForEachSock([&](Sock* sock) { await(sock, deadline); });
 }
 

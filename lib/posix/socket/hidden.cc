@@ -52,7 +52,7 @@ class AskWatcher final : public rendezvous::AnchorWatcher {
   void OnAnchor(std::uint32_t) override {
     std::uint64_t count;
     (void)!::syscall(SYS_read, watched.load(), &count, sizeof count);
-    ForEachSock([](Sock* sock) { sock->LeaveForClaim(); });
+    ForEachSock([](Sock* sock) { sock->claim().LeaveIfAsked(); });
   }
 };
 
@@ -215,7 +215,7 @@ File* Reveal(int fd) {
     auto* const sock = static_cast<Sock*>(file);
     if (!sock->TryRef()) continue;
     // False: a thread closes the number.  Soon it names nothing.
-    if (Entry(fd) == sock) sock->Reveal();
+    if (Entry(fd) == sock) sock->copy().Reveal();
     sock->Unref();
   }
   errno = saved;
@@ -225,8 +225,8 @@ File* Reveal(int fd) {
 void RevealAll() {
   const int saved = errno;
   // The owners' round trips overlap.
-  ForEachHidden([](Sock* sock) { sock->AskOwner(); });
-  ForEachHidden([](Sock* sock) { sock->Reveal(); });
+  ForEachHidden([](Sock* sock) { sock->copy().AskOwner(); });
+  ForEachHidden([](Sock* sock) { sock->copy().Reveal(); });
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     File* const file = Entry(fd);
@@ -241,21 +241,21 @@ void RevealForExec(bool spawn) {
   if (AnySetKept()) RevealAll();
   ForEachHidden([&](Sock* sock) {
     if (KeptByExec(sock) || (spawn && sock->in_spawn_actions.load())) {
-      sock->Reveal();
+      sock->copy().Reveal();
     } else if (!spawn) {
-      sock->LeaveUnused();
+      sock->copy().Leave();
     }
   });
 }
 
 void HideAfterExec() {
-  ForEachHidden([](Sock* sock) { sock->HideAgain(); });
+  ForEachHidden([](Sock* sock) { sock->copy().Return(); });
 }
 
 // A use may still come: stdio writes what it has behind the handlers of exit.
-// Sock::Reveal then counts the copy again.
+// UnusedCopy::Reveal then counts the copy again.
 void LeaveHiddenAtExit() {
-  ForEachHidden([](Sock* sock) { sock->LeaveUnused(); });
+  ForEachHidden([](Sock* sock) { sock->copy().Leave(); });
 }
 
 }  // namespace rcsock::posix

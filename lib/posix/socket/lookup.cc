@@ -33,7 +33,7 @@ Sock* AsSock(File* file) { return static_cast<Sock*>(file); }
 
 void NumberSock(File* file, int fd, bool first) {
   Sock& sock = static_cast<Sock&>(*file);
-  if (first) sock.set_fd(fd);
+  if (first) sock.anchor().SetNumber(fd);
   if (static_cast<unsigned>(fd) <= 2) before_standard.load()(&sock);
 }
 
@@ -56,8 +56,8 @@ void EvictSock(File* file, int fd, bool claimed) {
 void BeforeLastClose(File* file) {
   if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
   Sock* const sock = AsSock(file);
-  if (!sock->SharesLane() || !sock->TryRef()) return;
-  sock->LeaveToHidden();
+  if (!sock->claim().SharesLane() || !sock->TryRef()) return;
+  sock->claim().LeaveToCopies();
   sock->Unref();
 }
 
@@ -81,7 +81,7 @@ int CloseSock(File* file, bool last, int fd, const Successor& next) {
 }
 
 void RenumberSock(File* file, int fd, int other) {
-  if (AsSock(file)->fd() == fd) AsSock(file)->set_fd(other);
+  if (AsSock(file)->fd() == fd) AsSock(file)->anchor().SetNumber(other);
 }
 
 constexpr FileOps kSockOps{

@@ -44,7 +44,7 @@ RecvRegistered::~RecvRegistered() { tls_signals.registered = outer_; }
 
 void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
   sock_->rx_latch.AssertHeld();
-  QpLane* lane = sock_->ReceivingLane();
+  QpLane* lane = sock_->placement().ReceivingLane();
   if (lane_ != 0) {
     // The next piece of the call's memory.
     if (lane == nullptr || lane->serial() != lane_ || !lane->TargetIsOver()) {
@@ -70,7 +70,7 @@ void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
 
 bool RecvInPlace::StillGoesOn() {
   sock_->rx_latch.AssertHeld();
-  QpLane* lane = sock_->LaneOfSerial(lane_);
+  QpLane* lane = sock_->placement().LaneOfSerial(lane_);
   return lane != nullptr && lane->TargetGoesOn();
 }
 
@@ -88,7 +88,7 @@ void RecvInPlace::EndLatched() {
   sock_->rx_latch.AssertHeld();
   if (forks_ != verbs::forks.load(std::memory_order_relaxed)) {
     window_.Abandon();
-  } else if (QpLane* lane = sock_->LaneOfSerial(lane_)) {
+  } else if (QpLane* lane = sock_->placement().LaneOfSerial(lane_)) {
     lane->CloseTarget(&window_);
   } else {
     // The lane has gone, with its queue pair.

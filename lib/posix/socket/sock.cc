@@ -143,7 +143,7 @@ void* Sock::operator new(std::size_t, const std::nothrow_t&) noexcept {
   return socks.Take();
 }
 
-Sock::Sock() = default;
+Sock::Sock() : SockLayout(this) {}
 
 Sock* Sock::New(stream::Role role, bool is_nonblock) {
   Sock* sock = SockPool::Take();
@@ -156,32 +156,42 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
   return sock;
 }
 
+// The counts of sleeping threads stay: each thread takes back its own, maybe
+// late.
 void Sock::Reset() {
-  const base::Config& config = base::GetConfig();
+  tx_latch.AssertUnshared();
+  rx_latch.AssertUnshared();
+  ResetSettings();
+  ResetPath();
+  ResetEngine();
+  ResetLife();
+  ResetSharing();
+}
+
+// What the program and the rules have set.
+void Sock::ResetSettings() {
   interest_latch.AssertUnshared();
   interests_user = false;
   interests_stay = base::Reason::kNone;
   listening.store(false, std::memory_order_relaxed);
   rcv_timeout_ns.store(0, std::memory_order_relaxed);
   snd_timeout_ns.store(0, std::memory_order_relaxed);
-  tx_latch.AssertUnshared();
-  rx_latch.AssertUnshared();
+  ancillary_.Reset();
+  options_.Reset();
+  zero_copy_.Reset();
+  policy_.store(Policy::kAuto, std::memory_order_relaxed);
+  in_spawn_actions.store(false, std::memory_order_relaxed);
+  terms_ = base::GetConfig().terms;
+  service_.store(0, std::memory_order_relaxed);
+}
+
+// The way to a lane and back, and what calls on TCP are counted for.
+void Sock::ResetPath() {
   mode_.Write(tx_latch, rx_latch)
       .store(Mode::kPlain, std::memory_order_relaxed);
   lane_state_.Reset();
-  ancillary_.store(0, std::memory_order_relaxed);
-  zero_copy_on_.store(false, std::memory_order_relaxed);
-  policy_.store(Policy::kAuto, std::memory_order_relaxed);
   leaving_since_ns_ = 0;
   leaving_why_ = Reason::kNone;
-  given_away_.store(0, std::memory_order_relaxed);
-  inode_.store(0, std::memory_order_relaxed);
-  exec_pinned_ = false;
-  half_closed_.Write(tx_latch, rx_latch) = false;
-  exec_left_ = false;
-  exec_resets_ = false;
-  closed_.store(false, std::memory_order_relaxed);
-  fd_.store(-1, std::memory_order_relaxed);
   tx_raw_.store(0, std::memory_order_relaxed);
   rx_raw_.store(0, std::memory_order_relaxed);
   ops_.store(0, std::memory_order_relaxed);
@@ -189,57 +199,66 @@ void Sock::Reset() {
   // it.
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
-  terms_ = config.terms;
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
-  service_.store(0, std::memory_order_relaxed);
   hold_end_ns_.store(0, std::memory_order_relaxed);
   held_ns_.store(0, std::memory_order_relaxed);
   hold_place_.store(0, std::memory_order_relaxed);
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
+  remote_ = Remote();
+  reason_ = Reason::kShortLived;
+}
+
+// What the engine keeps of a stream.
+void Sock::ResetEngine() {
   stream_.Write(tx_latch, rx_latch).reset();
   lane_.Write(tx_latch, rx_latch).reset();
   lane_is_shm_.Write(tx_latch, rx_latch) = false;
+  quick_ = stream::Quick();
+  lane_tx_ = lane_rx_ = 0;
   link_.reset();
   index_ = -1;
   notify_.store(0, std::memory_order_relaxed);
   bell_.store(0, std::memory_order_relaxed);
   source_.store(nullptr, std::memory_order_relaxed);
   source_wanted_ = false;
-  remote_ = Remote();
-  left_fd_.Write(tx_latch, rx_latch) = -1;
-  watched_ = false;
-  starve_timer_ = starved_ = false;
-  tx_wait_ = false;
-  watch_events_ = 0;
-  timer_ = 0;
-  close_timer_ = 0;
-  settle_posted_ = false;
-  settle_wait_ms_ = 1;
-  kept_options_ = 0;
-  rd_shut_.Write(tx_latch, rx_latch) = false;
-  promoted_ = false;
-  accounted_ = false;
   on_lane_.store(false, std::memory_order_relaxed);
   input_alone_.store(false, std::memory_order_relaxed);
-  finished_ = false;
-  finish_done_ = false;
+  rd_shut_.Write(tx_latch, rx_latch) = false;
+  lane_kind_ = lane::Kind::kShm;
+  lane_epoch_ = 0;
+  starve_timer_ = starved_ = false;
+  starve_late_ = 0;
+  timer_ = 0;
+  settle_posted_ = false;
+  settle_wait_ms_ = 1;
   settled_ = false;
-  reset_ = false;
-  connected_.store(false, std::memory_order_relaxed);
-  demotions_ = 0;
-  promotions_ = left_ = failed_over_ = 0;
+  promoted_ = false;
+  demotions_ = promotions_ = left_ = failed_over_ = 0;
   leave_uncounted_ = false;
+}
+
+void Sock::ResetLife() {
+  anchor_.Reset();
+  watch_.Reset();
+  connected_.store(false, std::memory_order_relaxed);
+  closed_.store(false, std::memory_order_relaxed);
+  half_closed_.Write(tx_latch, rx_latch) = false;
+  left_fd_.Write(tx_latch, rx_latch) = -1;
+  close_timer_ = 0;
+  accounted_ = finished_ = finish_done_ = reset_ = false;
+  exec_pinned_ = exec_left_ = exec_resets_ = false;
+}
+
+// What this process and others know of each other.
+void Sock::ResetSharing() {
+  given_away_.store(0, std::memory_order_relaxed);
   holders_.store(-1, std::memory_order_relaxed);
   fork_.store(0, std::memory_order_relaxed);
-  hidden_.store(Unused::kNo, std::memory_order_relaxed);
-  ask_fd_ = -1;
-  hides_ = false;
-  made_copies_.store(false, std::memory_order_relaxed);
-  kept_claim_.store(false, std::memory_order_relaxed);
-  told_tx_ = told_rx_ = 0;
-  in_spawn_actions.store(false, std::memory_order_relaxed);
+  claim_.Reset();
+  copy_.Reset();
+  told_tx_ = told_rx_ = account_tx_ = account_rx_ = 0;
   inherited_ = false;
   travels_.store(false, std::memory_order_relaxed);
   share_.store(0, std::memory_order_relaxed);
@@ -249,15 +268,6 @@ void Sock::Reset() {
   born_ns_ = 0;
   drift_ = Notes::Drift();
   drift_known_ = true;
-  account_tx_ = account_rx_ = 0;
-  reason_ = Reason::kShortLived;
-  quick_ = stream::Quick();
-  lane_tx_ = 0;
-  lane_rx_ = 0;
-  anchor_rx_ = 0;
-  came_ns_.store(0, std::memory_order_relaxed);
-  // The counts of sleeping threads stay: each thread takes back its own, maybe
-  // late.
 }
 
 bool Sock::TryRef() {
@@ -282,7 +292,7 @@ void Sock::Unref() {
     // A late call, by a number that is closed, may still look.
     Latched latched(this);
     EndUnreadLatched();
-    ForgetCompletions();
+    zero_copy_.Forget();
     SetMode(Mode::kPlain);
     lane_state_.Step(LaneState::Event::kStay);
     stream = std::move(stream_.Write(tx_latch, rx_latch));
@@ -293,7 +303,7 @@ void Sock::Unref() {
     UnlistRemote();
     link = std::move(link_);
   }
-  Show();
+  copy_.Show();
   SockPool::Give(this);
 }
 
@@ -312,13 +322,13 @@ void SockForkLock() {
   RemoteForkLock();
   hosts_latch.LockForFork();
   TableForkLock();
-  ClosedForkLock();
+  ClosedStreams::ForkLock();
   base::PoolsForkLock();
 }
 
 void SockForkUnlock(bool child) {
   base::PoolsForkUnlock(child);
-  ClosedForkUnlock(child);
+  ClosedStreams::ForkUnlock(child);
   TableForkUnlock(child);
   hosts_latch.UnlockAfterFork(child);
   RemoteForkUnlock(child);
@@ -486,10 +496,9 @@ void Sock::Inherit(const Sock& listener) {
                  std::memory_order_relaxed);
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
-  ancillary_.store(listener.ancillary_.load(std::memory_order_relaxed),
-                   std::memory_order_relaxed);
+  ancillary_.Inherit(listener.ancillary_);
   if (listener.lane_state_.PinnedByOption()) PinByOption();
-  if (listener.zero_copy_on_.load(std::memory_order_relaxed)) SetZeroCopy(true);
+  if (listener.zero_copy_.on()) zero_copy_.Set(true);
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
 }
 

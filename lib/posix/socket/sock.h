@@ -14,6 +14,8 @@
 #include "lib/base/reason.h"
 #include "lib/posix/socket/io_result.h"
 #include "lib/posix/socket/sock_layout.h"
+#include "lib/posix/socket/sock_number.h"
+#include "lib/posix/socket/sock_place.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -209,57 +211,18 @@ class Sock final : public SockLayout {
   // Returns the state that TCP_INFO tells, for an anchor in the state
   // `anchors`.  May take an end.
   std::uint8_t TcpState(std::uint8_t anchors);
-  // KeepOption sets TCP_CORK or TCP_NODELAY for a stream that the engine has.
-  // Returns false if the kernel must be told.  KeptOption stores such a value
-  // into *value.  Returns false if the kernel must be asked.
-  bool KeepOption(int name, bool on);
   // Bounds what a lane takes, after the program has set SO_SNDBUF.
   void BoundSends();
-  bool KeptOption(int name, int* value);
 
-  // --- What recvmsg tells beside the bytes (sock_ancillary.cc)
-  enum Ancillary : std::uint8_t {
-    kTellsLeft = 1,  // TCP_INQ: how much is left
-    kTellsTime = 2,  // SO_TIMESTAMP: when they came; a lane cannot say
-  };
-  // Turns one of these control messages on or off.  Tells and TellsAny return
-  // whether it, or any, is on.
-  void SetAncillary(Ancillary what, bool on);
-  bool Tells(Ancillary what) const {
-    return (ancillary_.load(std::memory_order_relaxed) & what) != 0;
-  }
-  bool TellsAny() const {
-    return ancillary_.load(std::memory_order_relaxed) != 0;
-  }
-  // Pins the stream before a recvmsg that tells the time.
-  void BeforeRecvMsg() {
-    if (Tells(kTellsTime) && !Kernels()) [[unlikely]]
-      Pin(base::Reason::kPinnedOption);
-  }
-  // Adds to `message` the control messages that the kernel would have added.
-  // The caller's recvmsg has read `length` bytes without the kernel.  Keeps
-  // errno.
-  void TellBeside(msghdr* message, ssize_t length);
-  // Returns whether the peer may have ended, by the state that TCP_INFO tells.
-  bool PeerMayHaveEnded();
-
-  // --- MSG_ZEROCOPY (sock_zero_copy.cc)
-  // Notes that the program has set SO_ZEROCOPY to `on`.  Without memory it pins
-  // the stream.
-  void SetZeroCopy(bool on);
-  // Returns where the engine counts a call with MSG_ZEROCOPY, which the caller
-  // is about to make.  Returns null if the flag means nothing, or if the kernel
-  // alone answers such calls: then it has pinned the stream.
-  ZeroCopy* ForZeroCopy();
-  // Notes that the engine has copied the bytes of such a call, and wakes a
-  // reader of its completion.  Requires a ForZeroCopy that was not null.
-  void CopiedInstead();
-  // Carries out recvmsg with MSG_ERRQUEUE.
-  ssize_t RecvErrors(int fd, msghdr* message, int flags);
-  // Returns whether a completion of MSG_ZEROCOPY waits to be read.
-  bool Completions() const {
-    return completions_.load(std::memory_order_relaxed);
-  }
+  // --- Parts, each with a header of its own
+  TcpAnchor& anchor() { return anchor_; }
+  const TcpAnchor& anchor() const { return anchor_; }
+  KeptOptions& options() { return options_; }
+  Ancillary& ancillary() { return ancillary_; }
+  ZeroCopyUse& zero_copy() { return zero_copy_; }
+  ClaimKeeper& claim() { return claim_; }
+  UnusedCopy& copy() { return copy_; }
+  Placement placement() { return Placement(this); }
 
   // --- What a program that is linked with rcsock may ask (sock_control.cc)
   struct Info {
@@ -275,22 +238,6 @@ class Sock final : public SockLayout {
   };
   // Returns what the stream is, and what it has moved.
   Info Describe();
-  // Direct placement (sock_place.cc).  `epoch` names a lane; ESTALE: the stream
-  // is not on that lane.  Expose lets the peer write to memory, and returns 0
-  // or an errno; Hide takes that back.  Place writes to the peer's memory, and
-  // returns a ticket or -errno.  Placed returns 1 if the ticket's write is
-  // done, 0 if not, or -errno.
-  int Expose(void* at, std::size_t length, std::uint32_t* epoch,
-             std::uint32_t* key);
-  void Hide(std::uint32_t epoch, std::uint32_t key);
-  std::int64_t Place(std::uint32_t epoch, const void* from, std::size_t length,
-                     std::uint64_t to, std::uint32_t key);
-  int Placed(std::uint32_t epoch, std::int64_t ticket);
-  // Returns the RDMA lane that the stream reads from, or null.
-  lane::rdma::QpLane* ReceivingLane() RC_REQUIRES(rx_latch);
-  // Returns the lane with that serial number, also if the stream has left the
-  // lane.  Returns null if its queue pair has gone, or is about to.
-  lane::rdma::QpLane* LaneOfSerial(std::uint32_t serial) RC_REQUIRES(rx_latch);
   // Sets what the program wants.  kTcp pins the stream.  A later policy takes
   // that pin back.
   void SetPolicy(Policy policy);
@@ -311,8 +258,6 @@ class Sock final : public SockLayout {
   // stream's own.
   bool Pin(base::Reason reason, std::uint64_t deadline_ns = 0)
       RC_EXCLUDES(interest_latch);
-  // Returns the time until which peers may answer a Pin that begins now.
-  static std::uint64_t LeaveDeadline();
   // As Pin, but tells no other holder.  What comes next is still counted: a
   // process that holds the connection alone may later have a lane again.
   bool PinHere(base::Reason reason, std::uint64_t deadline_ns);
@@ -353,10 +298,6 @@ class Sock final : public SockLayout {
   // As Inherit, from a listener that this process was started with.  `number`
   // is the accepted socket's.
   void InheritFromUnknown(int number);
-  // Returns whether the kernel says that `number` is a TCP socket.  An
-  // interposer behind rcsock (libsocket_wrapper, mptcpize) may have made
-  // another socket.
-  static bool IsTcp(int number);
   // Lets searches begin, unless something speaks against a lane.  The stream is
   // connected, or what kept it on TCP is over.
   void AllowLane();
@@ -375,8 +316,7 @@ class Sock final : public SockLayout {
   // (I-MODE-1).
   Mode mode() const { return mode_.Read().load(std::memory_order_acquire); }
   // Returns the number by which rcsock uses the anchor, or -1.
-  int fd() const { return fd_.load(std::memory_order_relaxed); }
-  void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
+  int fd() const { return anchor_.number(); }
 
   // --- Readiness (interests.cc, poll.cc)
   // Ends the adoption, once the stream's registrations are in user space.
@@ -439,37 +379,6 @@ class Sock final : public SockLayout {
   // lane.
   void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
 
-  // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor
-  // lib/rendezvous/rendezvous.h and lib/stream/stream.h say what these do.  A
-  // caller of Seeker or AnchorWatcher holds no latch.  The Stream calls Anchor
-  // with the latch of the direction, or both.
-  stream::Role role() const override { return role_; }
-  bool MayShm() const override { return terms_.shm; }
-  bool MayRdma() const override { return terms_.rdma; }
-  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
-  int Descriptor() override;
-  void DescriptorUsed() override;
-  std::uint8_t TrafficClass(bool v4) override;
-  void Adopt() override;
-  void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
-  void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
-                const stream::Nonce& mine, const stream::Nonce& peers,
-                bool authenticated) override;
-  int Bell() override;
-  bool TakePlace(base::Reason* why) override;
-  void LeavePlace() override;
-  void SeekFailed(base::Reason reason, bool final) override;
-  void LinkLost(base::Reason reason) override;
-  void OnAnchor(std::uint32_t events) override;
-  ssize_t Send(const iovec* iov, int count) override;
-  ssize_t Recv(void* to, std::size_t length) override;
-  ssize_t RecvV(const iovec* iov, int count, bool peek) override;
-  int ShutdownWrite() override;
-  bool AtMark() override;
-  // Returns whether the kernel has seen a reset of the anchor.
-  bool Broken() const;
-  bool Ended() override;
-
   // --- Processes (process.cc)
   // Takes one step of ToPlain, without a wait.  Returns whether the kernel has
   // the stream.
@@ -482,11 +391,6 @@ class Sock final : public SockLayout {
   // Has the conductor take one step of ToPlain.  The caller is a child that
   // borrows this process's memory, but not its descriptors.
   void AskFromBorrowed();
-  // Returns the socket's inode number, or 0 if it is not known yet.
-  std::uint64_t inode() const { return inode_.load(std::memory_order_relaxed); }
-  void set_inode(std::uint64_t inode) {
-    inode_.store(inode, std::memory_order_relaxed);
-  }
   // Makes a Holding, in which other processes may be counted, if there is none.
   // Returns false if there is no memory.
   bool Hold();
@@ -497,35 +401,6 @@ class Sock final : public SockLayout {
   void ShareByFork(std::uint32_t fork, bool hides);
   // Takes that count back, after a fork that has failed.
   void UnshareByFork(std::uint32_t fork);
-  // --- Copies that children have not used yet (sock_hidden.cc)
-  // Returns whether the stream may stay on its lane through a fork.  `forking`:
-  // the caller has the latches of a fork.
-  bool MayHide(bool forking);
-  // Returns whether the engine has the stream, and other processes have the
-  // connection.
-  bool SharesLane() const;
-  // Takes one step of ToPlain if a child waits for the stream.
-  void LeaveForClaim() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Takes the stream to TCP, before its end here, if children have copies.
-  // Returns false if the engine still has the stream at the deadline.
-  bool LeaveToHidden(std::uint64_t deadline_ns = 0)
-      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Says that the stream does not come back: its copies are dead.
-  void LoseForHolders();
-  // In the child: AskOwner counts this process as a holder, and asks the owner
-  // for the stream.  Reveal waits for it, a bounded time.  Afterwards the
-  // stream is on TCP, or the connection's numbers name a dead socket.  Both do
-  // nothing if the stream is not hidden, or is being closed.
-  void AskOwner() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  void Reveal() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // The stream is hidden no longer.
-  void Show();
-  // In the child, before exec or the end of the process: takes back the count
-  // of the unused copy.
-  void LeaveUnused();
-  // Counts the copy again, since it is used after all.  If the owner has ended
-  // the connection meanwhile, the numbers name a dead socket.
-  void HideAgain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns how many bytes that were read ahead are shared.  They exist in
   // kUnread only.
   std::size_t UnreadBytes() RC_EXCLUDES(interest_latch);
@@ -634,31 +509,12 @@ class Sock final : public SockLayout {
   // Gives up the share in a connection whose descriptor exec closes.  Unpin
   // takes this back.
   void LeaveForExec();
-  // Takes every stream to a peer on another host off its lane, closed streams
-  // too.  What such a peer has not taken dies with this process's queue pairs.
-  // TCP's buffers outlive the process.  Blocks until the peers have answered,
-  // or none has for a second, or the deadline.
-  static void LeaveRemoteLanes(std::uint64_t deadline_ns);
-  // Runs on the conductor.  Takes idle streams with grown rings off their
-  // lanes: MemoryLook for RDMA, SharedLook for shared memory.
-  static void MemoryLook();
-  static void SharedLook();
   // Blocks until the kernel has what TCP still owes, or the deadline.  What the
   // kernel has not got by then makes the end a reset: an orderly end would hide
   // the loss.  Without `last`, TakeResetBack takes this back.
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
-  // Returns whether a closed stream may still have this local port (network
-  // order), although its peer has ended.  The stream frees the port when the
-  // peer answers.
-  static bool EndsOnPort(std::uint16_t port);
-  // Begins the time in which flushing streams wait for their peers to end
-  // first, at an exit or exec.
-  static void BeginToEnd();
-  // As FlushAtExit, for the streams that are closed and not yet finished.
-  static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // Takes back a reset of FlushAtExit: there was no exec.
   void TakeResetBack();
-  static void TakeResetsBack();
   // Makes the kernel's end a reset if the application has not read all that the
   // peer sent.  The process ends, and the kernel cannot always know of unread
   // bytes.
@@ -666,6 +522,35 @@ class Sock final : public SockLayout {
 
  private:
   friend struct SockPool;
+  friend class TcpAnchor;
+  friend class ClosedStreams;
+  friend class ClaimKeeper;
+  friend class UnusedCopy;
+  friend class ZeroCopyUse;
+  friend class Placement;
+  friend class RemoteLanes;
+
+  // --- rendezvous::Seeker, AnchorWatcher
+  // lib/rendezvous/rendezvous.h says what these do.  The conductor calls them,
+  // by its own interfaces, and holds no latch.
+  stream::Role role() const override { return role_; }
+  bool MayShm() const override { return terms_.shm; }
+  bool MayRdma() const override { return terms_.rdma; }
+  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
+  int Descriptor() override;
+  void DescriptorUsed() override;
+  std::uint8_t TrafficClass(bool v4) override;
+  void Adopt() override;
+  void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
+  void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
+                const stream::Nonce& mine, const stream::Nonce& peers,
+                bool authenticated) override;
+  int Bell() override;
+  bool TakePlace(base::Reason* why) override;
+  void LeavePlace() override;
+  void SeekFailed(base::Reason reason, bool final) override;
+  void LinkLost(base::Reason reason) override;
+  void OnAnchor(std::uint32_t events) override;
   struct Wait {
     std::uint64_t deadline_ns = 0;  // 0: none
     std::uint32_t signals = 0;
@@ -709,7 +594,14 @@ class Sock final : public SockLayout {
   }
 
   // --- Its life (sock.cc)
+  // Makes the object another connection.  Requires that no other thread knows
+  // the stream.
   void Reset();
+  void ResetSettings();
+  void ResetPath() RC_REQUIRES(tx_latch, rx_latch);
+  void ResetEngine() RC_REQUIRES(tx_latch, rx_latch);
+  void ResetLife() RC_REQUIRES(tx_latch, rx_latch);
+  void ResetSharing() RC_REQUIRES(tx_latch, rx_latch);
   void ApplyRules(int fd, const sockaddr* address);
   void TryAgainLater();
   void LookAfterAsMuch();
@@ -744,6 +636,12 @@ class Sock final : public SockLayout {
   // --- Looking for a lane, and adoption (sock_seek.cc, sock_control.cc)
   [[gnu::noinline]] void SeekAfterCall();
   void StartSeek();
+  // The parts of StartSeek.  AloneToSeek returns whether no other process holds
+  // the connection; if one does, a later call asks again.  MayAsk returns
+  // whether the search that has begun goes on; if not, it has given it up.
+  bool AloneToSeek();
+  bool MayAsk();
+  static void Introduce(rendezvous::Conductor* conductor);
   // Ends a search, without a lane.
   void EndSearchLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the stream's lane would be an RDMA lane.
@@ -756,6 +654,21 @@ class Sock final : public SockLayout {
            local_peer_.load(std::memory_order_relaxed);
   }
   bool NobodyInside() const;
+  // What came of an adoption.  kNotYet: a later call tries again.  kNever: the
+  // search is to be given up.
+  enum class Adoption : std::uint8_t { kDone, kNotYet, kNever };
+  Adoption TakeFromKernelLatched() RC_REQUIRES(tx_latch, rx_latch);
+  void BeginEngineLatched() RC_REQUIRES(tx_latch, rx_latch);
+  // The parts of LaneOpen.
+  struct Opening {
+    std::uint32_t epoch;
+    const stream::Nonce& mine;
+    const stream::Nonce& peers;
+    bool authenticated;
+  };
+  bool MayOpenLatched() RC_REQUIRES(tx_latch, rx_latch);
+  void OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by)
+      RC_REQUIRES(tx_latch, rx_latch);
   [[gnu::noinline]] void LastOut();
   bool TryAdopt() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns whether bytes of the connection went past rcsock.  A program with
@@ -763,8 +676,6 @@ class Sock final : public SockLayout {
   bool UsedPastUs() RC_REQUIRES(tx_latch, rx_latch);
   // Takes over the options that plain calls may have set.
   void LearnOptions(int number);
-  // Returns whether an option is set that no lane honours.
-  static bool OptionsPin(int number);
 
   // --- A send waits for the lane that is about to come (sock_hold.cc)
   // Returns kRetry if the call goes on as it would without a hold.  *done says
@@ -772,6 +683,10 @@ class Sock final : public SockLayout {
   [[gnu::noinline]] IoResult HeldSend(int fd, const iovec* iov, int count,
                                       std::size_t total, int flags,
                                       std::size_t* done);
+  // The parts of HeldSend.
+  struct HeldCall;
+  bool Nudge(HeldCall& call);
+  void HoldUntil(HeldCall& call, std::uint64_t start, std::uint64_t end);
   bool MayHold(int flags) const;
   bool AwaitsGap(int flags) const;
   IoResult SendAside(int fd, const iovec* iov, int count, std::size_t total,
@@ -837,8 +752,6 @@ class Sock final : public SockLayout {
   int WaitForMore(RecvCall& call, std::uint32_t seq) RC_REQUIRES(rx_latch);
   IoResult LeaveRecv(bool peek, IoResult::Status status, std::size_t* done)
       RC_RELEASE(rx_latch);
-  // Anchor::Recv for a stream whose recvmsg tells when the bytes came.
-  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // Sends the rest of a blocking send that began on a lane.
   ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                    int flags);
@@ -854,6 +767,10 @@ class Sock final : public SockLayout {
   ssize_t Drop(std::size_t limit, bool peek) RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether TCP's end is not yet the stream's.
   bool HoldsEnd() const;
+  // Returns whether what the engine reads from TCP is the application's.
+  bool ReadsRaw() const RC_REQUIRES(rx_latch) {
+    return stream_->rx() == stream::Rx::kRaw;
+  }
 
   // --- Sleeping on it (sock_wait.cc)
   // The waits require the latch of the direction, and hold it on return;
@@ -872,6 +789,8 @@ class Sock final : public SockLayout {
   // (CountedSleep).
   [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
                                 std::uint32_t seq, lane::Lane* lane);
+  // Returns false if the call is not to sleep after all.
+  bool MayBlock(const Wait& wait);
   std::atomic<int>& LanePins() { return pins_[lane_pins_]; }
   void OnStarved() RC_EXCLUDES(tx_latch, rx_latch);
   void WatchStarved() RC_REQUIRES(tx_latch);
@@ -890,19 +809,26 @@ class Sock final : public SockLayout {
   // --- What it is ready for (sock_state.cc, sock_zero_copy.cc)
   std::uint32_t EngineReadiness(int number, std::uint32_t events, bool* plain,
                                 bool drained);
-  // Returns whether TCP takes no more at this moment.
-  bool KernelIsFull() const;
+  // The parts of EngineReadiness.  RingReadinessLatched tells what the ring
+  // alone tells.  It sets *fast if the lane works, and the next message is no
+  // end, and *end if that may be an end.
+  std::uint32_t RingReadinessLatched(std::uint32_t events, bool drained,
+                                     bool* fast, bool* end)
+      RC_REQUIRES(rx_latch);
+  std::uint32_t WholeReadinessLatched(std::uint32_t events)
+      RC_REQUIRES(tx_latch, rx_latch);
   // ReadableBytes of a stream that the engine has, or in kUnread.
   std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the end, or urgent data, follows what TCP has.
   bool TcpEndsNext() RC_REQUIRES(rx_latch);
-  void LookForErrorsLatched() RC_REQUIRES(tx_latch, rx_latch);
-  void CompletionsChanged() RC_REQUIRES(rx_latch);
-  void ForgetCompletions() RC_REQUIRES(rx_latch);
 
   // --- What has changed (sock_events.cc)
   // Acts on what the stream reports as changed.
   void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
+  // The parts of HandleChanges.
+  void OnPromoted() RC_REQUIRES(tx_latch, rx_latch);
+  void OnLeftLane() RC_REQUIRES(tx_latch, rx_latch);
+  void SetTimer(std::uint32_t changes) RC_REQUIRES(tx_latch, rx_latch);
   // `was_there`: the stream was on its lane, and not only on the way there.
   void CountLeave(bool was_there) RC_REQUIRES(tx_latch, rx_latch);
   void UpdateWatch() RC_REQUIRES(tx_latch, rx_latch);
@@ -922,32 +848,51 @@ class Sock final : public SockLayout {
   // anchor to the kernel, or ends the stream.  PostSettle has it called.
   void PostSettle();
   void Settle() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // The parts of Settle.  GiveLaneBack returns false if threads sleep on two
+  // lanes; then Settle is called again.  TakeLaneLatched returns null if the
+  // lane is parked, since threads sleep on it.
+  bool GiveLaneBack(rendezvous::Conductor* conductor)
+      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  std::unique_ptr<lane::Lane> TakeLaneLatched(bool slept_on)
+      RC_REQUIRES(tx_latch, rx_latch);
   // Gives back a lane that the stream left while threads slept on the lane.
   // Returns false if threads still sleep there; it has woken them.
   bool Unpark() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   void UnparkLater(std::uint32_t ms);
   bool BackToPlain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // The parts of BackToPlain.  LeavesEngineLatched returns whether the kernel
+  // may have the stream.  It sets *spilled if bytes that were read ahead lie in
+  // unread_ now.
+  bool LeavesEngineLatched(bool* spilled) RC_REQUIRES(tx_latch, rx_latch);
+  void LeaveEngineLatched(bool spilled) RC_REQUIRES(tx_latch, rx_latch);
+  void LookAfterLeaving() RC_REQUIRES(tx_latch, rx_latch);
   bool StuckOnStash();
   bool AwaitsLane(base::Reason reason);
-  void TakeOptions() RC_REQUIRES(tx_latch);
   void BoundSendsLatched() RC_REQUIRES(tx_latch);
-  void PushOptions() RC_REQUIRES(tx_latch);
 
   // --- Its end (sock_close.cc)
   void Finish(bool reset) RC_EXCLUDES(tx_latch, rx_latch);
-  void ListClosed(Sock** head);
-  // Calls `each` for each stream that is closed and not yet finished.  No
-  // list's latch is held meanwhile.
-  template <class Each>
-  static void EachClosed(Each&& each);
-  void UnlistClosed();
+  // The part of Finish before the reference goes.  Returns whether it is the
+  // first Finish.
+  bool FinishOnce(bool reset) RC_EXCLUDES(tx_latch, rx_latch);
+  // The parts of CloseLast.  EndCalls takes away what may still use the number.
+  // EndsNothingLatched returns whether another process holds the connection,
+  // and this end owes nothing: then this close ends nothing.
+  struct Closing;
+  void EndCalls(int number, bool sought, rendezvous::Conductor* conductor)
+      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  bool EndsNothingLatched() const RC_REQUIRES(tx_latch, rx_latch);
+  void CloseSharedLatched(Closing& closing) RC_REQUIRES(tx_latch, rx_latch);
+  void CloseKeptLatched(Closing& closing) RC_REQUIRES(tx_latch, rx_latch);
+  void BoundCloseLatched(rendezvous::Conductor* conductor)
+      RC_REQUIRES(tx_latch, rx_latch);
+  // Returns whether the closed stream has this local port, and is ending.
+  bool EndsOn(std::uint16_t port);
+  ClosedStreams::Place& closed_place() { return closed_place_; }
   void OnLinger();
   bool ResetsAtCloseLatched() const;
   void NeverLeavesTcp(base::Reason reason);
   int LeaveKeptLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Waits, 100 ms at most, until no call of the conductor uses the number.
-  // Requires that no latch is held.
-  void AwaitBorrowers() const;
 
   // --- Closed under calls that sleep on it (sock_left.cc)
   class LeftCall;
@@ -987,6 +932,15 @@ class Sock final : public SockLayout {
   // --- Its other holders (sock_share.cc)
   IoResult UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                       int flags, std::size_t* done);
+  // The parts of UnreadRecv.
+  struct UnreadCall;
+  void TakeUnread(UnreadCall& call) RC_REQUIRES(rx_latch);
+  void CountUnread(const UnreadCall& call, ssize_t n);
+  IoResult RecvBehindUnread(const UnreadCall& call);
+  // The parts of ForkChild.
+  void ForgetCalls() RC_REQUIRES(tx_latch, rx_latch);
+  void LoseToParent() RC_REQUIRES(tx_latch, rx_latch);
+  void ForgetMoved() RC_REQUIRES(tx_latch, rx_latch);
   bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Enters kUnread: unread_ of this stream on TCP has just been made.  The
   // stream is not adopted before these bytes are read, see BackToPlain.
@@ -996,14 +950,24 @@ class Sock final : public SockLayout {
   // stream here.
   void ForgetEngine() RC_REQUIRES(tx_latch, rx_latch);
   void ResetAtLastClose();
-  // Returns whether the child of this fork gets a hidden copy.
-  bool HideByFork(Holding* all, bool hides);
-  void BecomeHidden() RC_REQUIRES(tx_latch, rx_latch);
+  // What the parts of copies ask for (sock_hidden.cc).  MayLeaveCopies returns
+  // whether a child could have a copy.  ForgetParentsEngine: in the child, the
+  // engine is the parent's.  LoseConnection puts a dead socket in the place of
+  // the connection.  SharedUnreadLatched returns the descriptor of bytes that
+  // were read ahead and are shared, or -1.
+  bool MayLeaveCopies() const;
+  void ForgetParentsEngine();
+  void LoseConnection(const char* why);
+  int SharedUnreadLatched() const RC_REQUIRES(tx_latch, rx_latch);
   bool TakeOverLatched(const Holding& all) RC_REQUIRES(tx_latch, rx_latch);
-  // The engine is about to take the stream; the kernel has it.
-  void KeepFromHolders() RC_REQUIRES(tx_latch, rx_latch);
-  void GiveToHolders() RC_REQUIRES(tx_latch, rx_latch);
   void EndUnreadLatched() RC_REQUIRES(rx_latch);
+  // Returns whether no other process has ever held the connection, or will.
+  bool AlwaysAlone() const;
+  // Tells whether a completion of MSG_ZEROCOPY waits to be read.
+  void SetCompletions(bool some) RC_REQUIRES(rx_latch);
+  bool Completions() const {
+    return completions_.load(std::memory_order_relaxed);
+  }
   // Returns whether no other process holds the connection, or will.  The child
   // of a fork under way might.
   bool SoleHolder() const;
@@ -1026,10 +990,6 @@ class Sock final : public SockLayout {
   void TakeSettings(int number);
   static Sock* Foreign(int number, int role, std::uint64_t share,
                        base::Reason reason);
-  // For a connection that came from a program without rcsock (sock_foreign.cc):
-  // its role, by what TCP has counted, or -1 if nothing tells it.
-  static int RoleByTcp(int number);
-  static std::uint64_t BornNs(int number);  // 0: not known
   // Has the conductor look for other holders, later.
   void AskForHolders();
   static void LookForStrangers();
@@ -1104,13 +1064,16 @@ class RC_SCOPED_CAPABILITY Latched {
   Sock* const sock_;
 };
 
+// Tells the lane which notify bits and bell the stream's registrations ask for.
+
+// Returns the time until which peers may answer a Pin that begins now.
+std::uint64_t LeaveDeadline();
+
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
 void RaiseSigpipe();
 
 // Take and release, around fork, the latches that no object owns.
 void SockForkLock();
-void ClosedForkLock();
-void ClosedForkUnlock(bool child);
 void SockForkUnlock(bool child);
 
 }  // namespace rcsock::posix

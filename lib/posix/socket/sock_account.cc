@@ -56,8 +56,8 @@ Sock::Traffic Sock::TrafficLatched() const {
   tx -= account_tx_ < tx ? account_tx_ : tx;
   rx -= account_rx_ < rx ? account_rx_ : rx;
   // What the engine delivered, less what the engine read from TCP.
-  const std::uint64_t by_lane =
-      LaneRx() > anchor_rx_ ? LaneRx() - anchor_rx_ : 0;
+  const std::uint64_t from_tcp = anchor_.BytesRead(rx_latch);
+  const std::uint64_t by_lane = LaneRx() > from_tcp ? LaneRx() - from_tcp : 0;
   return {tx, rx, LaneTx() < tx ? LaneTx() : tx, by_lane < rx ? by_lane : rx};
 }
 

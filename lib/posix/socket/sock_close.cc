@@ -29,6 +29,7 @@
 #include "lib/posix/socket/address_reuse.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_closed.h"
 #include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
@@ -68,161 +69,111 @@ void SetLinger(int number, bool on, int seconds) {
             sizeof option);
 }
 
-// Guards closed_head and the links of the list.  No thread takes another latch
-// while it holds this one.
-constinit base::Latch closed_latch;
-constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
-// How many threads may have closed streams out of the list: by walking the
-// list, or by taking a stream from the list to close its number.
-constinit std::atomic<int> unlisting{0};
-// How many threads have begun to walk the list.
-constinit std::atomic<std::uint32_t> walks{0};
-// By then a parent that had closed streams at the fork has ended them.
-constinit std::atomic<std::uint64_t> parents_until_ns{0};
-
-// Until then an exit or exec waits for the ends of its peers: one time for all.
-constinit std::atomic<std::uint64_t> exits_until_ns{0};
-
-bool MayAwaitEnds(std::uint64_t deadline_ns) {
-  const std::uint64_t now = base::NowNs();
-  return now < deadline_ns && now < exits_until_ns.load();
-}
-
 }  // namespace
 
 void Sock::ResetAtLastClose() { ResetOnClose(fd()); }
-
-void ClosedForkLock() { closed_latch.LockForFork(); }
-
-void ClosedForkUnlock(bool child) {
-  closed_latch.AssertUnshared();
-  if (child) {
-    if (closed_head != nullptr || unlisting.load() != 0) {
-      parents_until_ns.store(base::NowNs() + kMostToEndNs);
-    }
-    closed_head = nullptr;  // the parent delivers these
-    unlisting.store(0);
-  }
-  closed_latch.UnlockAfterFork(child);
-}
-
-void Sock::ListClosed(Sock** head) {
-  closed_next_ = *head;
-  if (closed_next_ != nullptr) closed_next_->closed_link_ = &closed_next_;
-  closed_link_ = head;
-  *head = this;
-}
-
-void Sock::UnlistClosed() {
-  if (closed_link_ == nullptr) return;
-  *closed_link_ = closed_next_;
-  if (closed_next_ != nullptr) closed_next_->closed_link_ = closed_link_;
-  closed_link_ = nullptr;
-}
-
-template <class Each>
-void Sock::EachClosed(Each&& each) {
-  Critical critical;
-  Sock* done = nullptr;
-  unlisting.fetch_add(1);
-  walks.fetch_add(1);
-  for (;;) {
-    closed_latch.lock();
-    Sock* sock = closed_head;
-    if (sock == nullptr) {
-      // If an exec fails, the streams are still to be flushed at exit.
-      closed_head = done;
-      if (done != nullptr) done->closed_link_ = &closed_head;
-      closed_latch.unlock();
-      unlisting.fetch_sub(1);
-      return;
-    }
-    sock->UnlistClosed();
-    sock->ListClosed(&done);
-    sock->Ref();
-    closed_latch.unlock();
-    each(sock);
-    sock->Unref();
-  }
-}
-
-void Sock::BeginToEnd() { exits_until_ns.store(base::NowNs() + kMostToEndNs); }
-
-void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
-  for (;;) {
-    // A thread that walks the list (bind, or another exec) has streams that
-    // this thread does not find.  Either that walk is counted in `unlisting`
-    // here, or it had put all back before, or it begins later, which `walks`
-    // tells.
-    const std::uint32_t before = walks.load();
-    const bool alone = unlisting.load() == 0;
-    EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
-    if (alone && walks.load() == before + 1) return;
-    if (base::NowNs() >= deadline_ns) return;
-    base::SleepThrough(100'000);
-  }
-}
 
 // Returns the number to close; the conductor finds the rest of the stream
 // without a number.  The reset of a closed stream is due, and waits for
 // nothing.  The caller makes the reset before close() returns, so that the
 // addresses are as free as TCP leaves them.
 int Sock::LeaveKeptLatched() {
-  closed_latch.lock();
-  UnlistClosed();
-  closed_latch.unlock();
-  Conductor* conductor = Conductor::IfRunning();
-  const int number = fd_.exchange(-1, std::memory_order_relaxed);
-  if (watched_ && conductor != nullptr) conductor->Unwatch(number);
-  watched_ = false;
+  ClosedStreams::Remove(this);
+  const int number = anchor_.TakeNumber();
+  watch_.End(Conductor::IfRunning(), number);
   return number;
 }
 
-bool Sock::EndsOnPort(std::uint16_t port) {
-  if (InBorrowedMemory()) return false;
-  bool found = false;
-  EachClosed([&](Sock* sock) {
-    Latched latched(sock);
-    if (found || sock->fd() < 0 || sock->stream_ == nullptr ||
-        (!sock->finished_ && !sock->stream_->PeerEnded())) {
-      return;
-    }
-    sockaddr_storage own{};
-    socklen_t length = sizeof own;
-    // The port is at one place in both families.
-    found = ::syscall(SYS_getsockname, sock->fd(), &own, &length) == 0 &&
-            reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
-  });
-  return found || unlisting.load() != 0 ||
-         base::NowNs() < parents_until_ns.load();
+bool Sock::EndsOn(std::uint16_t port) {
+  Latched latched(this);
+  if (fd() < 0 || stream_ == nullptr || (!finished_ && !stream_->PeerEnded())) {
+    return false;
+  }
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  // The port is at one place in both families.
+  return ::syscall(SYS_getsockname, fd(), &own, &length) == 0 &&
+         reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
 }
+
+// One close of a stream's last number.
+struct Sock::Closing {
+  // Closes the number.  `held`: the connection goes on by another.
+  void End(Sock* sock, bool held) {
+    sock->LeaveShare(number);
+    result = CloseNumber(number, next, held);
+    error = errno;
+  }
+
+  const int number;
+  const Successor& next;
+  Conductor* const conductor;
+  const linger asked;
+  int result = 0;
+  int error = 0;
+  int over = -1;  // a number whose close is to be a reset
+};
 
 int Sock::CloseLast(int number, const Successor& next) {
   Critical critical;
   const base::NoCancel no_cancel;
   if (int left; LeaveToCalls(number, next, &left)) return left;
-  if (!LeaveToHidden()) LoseForHolders();
+  if (!claim_.LeaveToCopies()) claim_.Lose();
   closed_.store(true, std::memory_order_seq_cst);
   lane_state_.Step(LaneState::Event::kHalt);
-  Conductor* conductor = Conductor::IfRunning();
-  // TryAdopt has been before, or finds the stream closed.  The registrations of
-  // a stream that has just been adopted are still the kernel's.  The conductor
-  // may keep the open file, and the kernel's sets would then report a closed
-  // stream.  They would also while the conductor makes a call for a stream that
-  // seeks.
   const bool sought = lane_state_.Seeking();
+  Closing closing{number, next, Conductor::IfRunning(), LingerOf(number)};
   // What SO_LINGER asks for is done once no latch is held: until then this
   // number is not the last.  Without room for another number no thread waits.
   // The conductor's thread, which closes what was closed while in use, does not
   // wait either.
-  const linger asked = LingerOf(number);
   int lingering = -1;
-  const bool waits = Waits(asked) && EndsHere() &&
-                     (conductor == nullptr || !conductor->OnThread());
-  if (Waits(asked)) {
+  const bool waits =
+      Waits(closing.asked) && EndsHere() &&
+      (closing.conductor == nullptr || !closing.conductor->OnThread());
+  if (Waits(closing.asked)) {
     lingering = base::CopyHighForParent(number);
     if (lingering < 0 && EndsHere()) SetLinger(number, false, 0);
   }
+  EndCalls(number, sought, closing.conductor);
+  {
+    Latched latched(this);
+    // A thread that gave the search up meanwhile had not yet seen that the
+    // stream is closed.
+    lane_state_.Step(LaneState::Event::kHalt);
+    WakeHeld();
+    if (mode() == Mode::kEngine && stream_ != nullptr &&
+        closing.conductor != nullptr) {
+      EndsNothingLatched() ? CloseSharedLatched(closing)
+                           : CloseKeptLatched(closing);
+    } else {
+      if (mode() == Mode::kUnread && unread_.size() > 0 && EndsHere()) {
+        ResetOnClose(number);
+      }
+      closing.End(this, false);
+      anchor_.SetNumber(-1);
+    }
+  }
+  if (closing.over >= 0) {
+    ResetOnClose(closing.over);
+    base::CloseRaw(closing.over);
+    KeepSpares();
+  }
+  Account();
+  if (lingering >= 0 && waits) Linger(lingering, closing.asked.l_linger);
+  // The number may be the last one all the same: others may have let go
+  // meanwhile.
+  if (lingering >= 0 && !waits) base::CloseElsewhere(lingering);
+  Unref();
+  errno = closing.error;
+  return closing.result;
+}
+
+// TryAdopt has been before, or finds the stream closed.  The registrations of a
+// stream that has just been adopted are still the kernel's.  The conductor may
+// keep the open file, and the kernel's sets would then report a closed stream.
+// They would also while the conductor makes a call for a stream that seeks.
+void Sock::EndCalls(int number, bool sought, Conductor* conductor) {
   tx_latch.lock();
   const bool adopted = mode() == Mode::kEngine;
   tx_latch.unlock();
@@ -230,116 +181,82 @@ int Sock::CloseLast(int number, const Successor& next) {
   if (lane_state_.Step(LaneState::Event::kStop) && conductor != nullptr) {
     conductor->Cancel(this);
   }
-  AwaitBorrowers();
-  tx_latch.lock();
-  rx_latch.lock();
-  // A thread that gave the search up meanwhile had not yet seen that the stream
-  // is closed.
-  lane_state_.Step(LaneState::Event::kHalt);
-  WakeHeld();
-  int result, error;
-  int over = -1;
-  const auto end = [&](bool held) {
-    LeaveShare(number);
-    result = CloseNumber(number, next, held);
-    error = errno;
-  };
-  if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
-      !EndsHere() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
-      stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite()) {
-    // Another process holds the connection, too.  This close ends nothing, and
-    // neither a reset nor a shutdown may follow from what was read ahead here.
-    if (watched_) conductor->Unwatch(fd());
-    watched_ = false;
-    end(true);
-    fd_.store(-1, std::memory_order_relaxed);
-    Ref();  // until Finish
+  anchor_.AwaitBorrowers();
+}
+
+bool Sock::EndsNothingLatched() const {
+  return !EndsHere() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
+         stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite();
+}
+
+// Neither a reset nor a shutdown may follow from what was read ahead here.
+void Sock::CloseSharedLatched(Closing& closing) {
+  watch_.End(closing.conductor, fd());
+  closing.End(this, true);
+  anchor_.SetNumber(-1);
+  Ref();  // until Finish
+  finished_ = true;
+  PostSettle();
+}
+
+// The kernel's close would end the stream before the peer has everything.  So
+// the conductor keeps the connection under another number until then.  Unread
+// bytes count also where the kernel still has them: a FIN would come before the
+// reset that the kernel's close makes of them.
+void Sock::CloseKeptLatched(Closing& closing) {
+  int unread = 0;
+  if (stream_->rx() == stream::Rx::kRaw && EndsHere() &&
+      (stream_->AtKernel() || stream_->Ahead() != 0)) {
+    ::syscall(SYS_ioctl, closing.number, FIONREAD, &unread);
+  }
+  const bool reset =
+      (closing.asked.l_onoff != 0 && closing.asked.l_linger == 0) ||
+      (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
+  watch_.End(closing.conductor, fd());
+  int kept = base::CopyHighForParent(closing.number);
+  if (kept < 0) kept = UseSpare(closing.number);
+  // What is owed and cannot be kept is lost, so the end is not an orderly one.
+  if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {
+    ResetOnClose(closing.number);
+  }
+  closing.End(this, kept >= 0);
+  anchor_.SetNumber(kept);
+  Ref();  // until Finish
+  if (kept >= 0) {
+    ClosedStreams::Add(this);
+    watch_.Begin(closing.conductor, kept, Share(), EPOLLIN);
+  }
+  TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
+           0);
+  stream_->Close(reset);
+  stream_->Progress();
+  HandleChanges();
+  WakeRx();
+  WakeTx();
+  if (kept >= 0 && finished_ && reset_) {
+    closing.over = LeaveKeptLatched();
+  } else if (kept < 0) {
+    // Out of descriptors: the connection ends now.  The peer takes what has
+    // landed in its ring, as after a kill.
     finished_ = true;
     PostSettle();
-  } else if (mode() == Mode::kEngine && stream_ != nullptr &&
-             conductor != nullptr) {
-    // The kernel's close would end the stream before the peer has everything.
-    // So the conductor keeps the connection under another number until then.
-    // Unread bytes count also where the kernel still has them: a FIN would come
-    // before the reset that the kernel's close makes of them.
-    int unread = 0;
-    if (stream_->rx() == stream::Rx::kRaw && EndsHere() &&
-        (stream_->AtKernel() || stream_->Ahead() != 0)) {
-      ::syscall(SYS_ioctl, number, FIONREAD, &unread);
-    }
-    const bool reset =
-        (asked.l_onoff != 0 && asked.l_linger == 0) ||
-        (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
-    if (watched_) conductor->Unwatch(fd());
-    watched_ = false;
-    int kept = base::CopyHighForParent(number);
-    if (kept < 0) kept = UseSpare(number);
-    // What is owed and cannot be kept is lost, so the end is not an orderly
-    // one.
-    if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {
-      ResetOnClose(number);
-    }
-    end(kept >= 0);
-    fd_.store(kept, std::memory_order_relaxed);
-    Ref();  // until Finish
-    if (kept >= 0) {
-      closed_latch.lock();
-      ListClosed(&closed_head);
-      closed_latch.unlock();
-      watch_events_ = EPOLLIN;
-      watched_ = conductor->Watch(kept, std::shared_ptr<AnchorWatcher>(Share()),
-                                  watch_events_);
-    }
-    TellLane(
-        lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
-    stream_->Close(reset);
-    stream_->Progress();
-    HandleChanges();
-    WakeRx();
-    WakeTx();
-    if (kept >= 0 && finished_ && reset_) {
-      over = LeaveKeptLatched();
-    } else if (kept < 0) {
-      // Out of descriptors: the connection ends now.  The peer takes what has
-      // landed in its ring, as after a kill.
-      finished_ = true;
-      PostSettle();
-    } else {
-      // A peer that never reads must not keep the connection for ever.
-      close_timer_ =
-          conductor->After(60'000, [self = Share()] { self->OnLinger(); });
-      if (stream_->AwaitsLanding()) {
-        conductor->After(250, [self = Share()] {
-          Critical within;
-          Latched latched(self.get());
-          if (self->finished_ || self->stream_ == nullptr) return;
-          self->stream_->Hurry();
-          self->HandleChanges();
-        });
-      }
-    }
   } else {
-    if (mode() == Mode::kUnread && unread_.size() > 0 && EndsHere()) {
-      ResetOnClose(number);
-    }
-    end(false);
-    fd_.store(-1, std::memory_order_relaxed);
+    BoundCloseLatched(closing.conductor);
   }
-  rx_latch.unlock();
-  tx_latch.unlock();
-  if (over >= 0) {
-    ResetOnClose(over);
-    base::CloseRaw(over);
-    KeepSpares();
-  }
-  Account();
-  if (lingering >= 0 && waits) Linger(lingering, asked.l_linger);
-  // The number may be the last one all the same: others may have let go
-  // meanwhile.
-  if (lingering >= 0 && !waits) base::CloseElsewhere(lingering);
-  Unref();
-  errno = error;
-  return result;
+}
+
+// A peer that never reads must not keep the connection for ever.
+void Sock::BoundCloseLatched(Conductor* conductor) {
+  close_timer_ =
+      conductor->After(60'000, [self = Share()] { self->OnLinger(); });
+  if (!stream_->AwaitsLanding()) return;
+  conductor->After(250, [self = Share()] {
+    Critical within;
+    Latched latched(self.get());
+    if (self->finished_ || self->stream_ == nullptr) return;
+    self->stream_->Hurry();
+    self->HandleChanges();
+  });
 }
 
 // The application's close has already waited for as long as it was to.
@@ -404,18 +321,13 @@ void Sock::LoseFd(int number) {
     return;
   }
   const int other = LeaveNumberForAny(number, this);
-  Conductor* conductor = Conductor::IfRunning();
-  if (watched_ && conductor != nullptr) conductor->Unwatch(number);
-  set_fd(other);
-  if (watched_ && conductor != nullptr) {
-    watched_ = conductor->Watch(other, std::shared_ptr<AnchorWatcher>(Share()),
-                                watch_events_);
-  }
+  anchor_.SetNumber(other);
+  watch_.Move(Conductor::IfRunning(), number, other, Share());
 }
 
 void Sock::Vanished() {
   Critical critical;
-  if (mode() == Mode::kEngine) LoseForHolders();
+  if (mode() == Mode::kEngine) claim_.Lose();
   closed_.store(true, std::memory_order_seq_cst);
   Registrations::Get().Drop(this, -1, -1);
   lane_state_.Step(LaneState::Event::kHalt);
@@ -426,10 +338,9 @@ void Sock::Vanished() {
   tx_latch.lock();
   rx_latch.lock();
   lane_state_.Step(LaneState::Event::kHalt);
-  if (watched_ && conductor != nullptr) conductor->Unwatch(fd());
-  watched_ = false;
+  watch_.End(conductor, fd());
   WakeHeld();
-  set_fd(-1);
+  anchor_.SetNumber(-1);
   if (mode() == Mode::kEngine && conductor != nullptr) {
     Ref();
     finished_ = true;
@@ -453,19 +364,18 @@ void Sock::OnLinger() {
 
 void Sock::Finish(bool reset) {
   Critical critical;
-  unlisting.fetch_add(1);
-  closed_latch.lock();
-  UnlistClosed();
-  closed_latch.unlock();
+  if (FinishOnce(reset)) Unref();
+}
+
+bool Sock::FinishOnce(bool reset) {
+  const ClosedStreams::Unlisting counted;
+  ClosedStreams::Remove(this);
   Conductor* conductor = Conductor::IfRunning();
   tx_latch.lock();
   rx_latch.lock();
-  const int number = fd_.exchange(-1);
+  const int number = anchor_.TakeNumber();
   const bool mine = closed_.load() && number >= 0;
-  if (watched_ && conductor != nullptr && number >= 0) {
-    conductor->Unwatch(number);
-  }
-  watched_ = false;
+  watch_.End(conductor, number);
   if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
   timer_ = 0;
   if (close_timer_ != 0 && conductor != nullptr) {
@@ -479,6 +389,7 @@ void Sock::Finish(bool reset) {
       rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
     }
     quick_.may_send = quick_.may_receive = false;
+    options_.Drop();
     SetMode(Mode::kPlain);
     lane_state_.Step(LaneState::Event::kStay);
     WakeRx();
@@ -493,8 +404,7 @@ void Sock::Finish(bool reset) {
     CloseWithoutWaiting(number);
     KeepSpares();
   }
-  unlisting.fetch_sub(1);
-  if (last) Unref();
+  return last;
 }
 
 void Sock::TakeResetBack() {
@@ -502,10 +412,6 @@ void Sock::TakeResetBack() {
   if (!std::exchange(exec_resets_, false) || fd() < 0) return;
   ::syscall(SYS_setsockopt, fd(), SOL_SOCKET, SO_LINGER, &exec_linger_,
             sizeof exec_linger_);
-}
-
-void Sock::TakeResetsBack() {
-  EachClosed([](Sock* sock) { sock->TakeResetBack(); });
 }
 
 // The kernel knows of what is its own.
@@ -559,7 +465,7 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
       // minute.
       second = stream_->PeerEnded() && !stream_->Untaken() && EndsHere() &&
                AskTcpState(fd()) == kTcpEstablished &&
-               MayAwaitEnds(deadline_ns);
+               ClosedStreams::MayAwaitEnds(deadline_ns);
     }
     const bool late = base::NowNs() >= deadline_ns;
     if (owed && late && EndsHere()) {

@@ -40,8 +40,8 @@ Sock::Info Sock::Describe() {
     info.rx_bytes = stream_->rx_off();
   }
   info.lane_tx_bytes = LaneTx() < info.tx_bytes ? LaneTx() : info.tx_bytes;
-  const std::uint64_t by_lane =
-      LaneRx() > anchor_rx_ ? LaneRx() - anchor_rx_ : 0;
+  const std::uint64_t from_tcp = anchor_.BytesRead(rx_latch);
+  const std::uint64_t by_lane = LaneRx() > from_tcp ? LaneRx() - from_tcp : 0;
   info.lane_rx_bytes = by_lane < info.rx_bytes ? by_lane : info.rx_bytes;
   info.demotions = demotions_;
   return info;
@@ -195,14 +195,12 @@ void Sock::LearnOptions(int number) {
   const auto is_on = [&](int level, int name) {
     return OptionOf(number, level, name) != 0;
   };
-  SetAncillary(kTellsLeft, is_on(IPPROTO_TCP, TCP_INQ));
-  SetAncillary(kTellsTime, is_on(SOL_SOCKET, SO_TIMESTAMP) ||
-                               is_on(SOL_SOCKET, SO_TIMESTAMPNS));
+  ancillary_.Set(Ancillary::kLeft, is_on(IPPROTO_TCP, TCP_INQ));
+  ancillary_.Set(Ancillary::kTime, is_on(SOL_SOCKET, SO_TIMESTAMP) ||
+                                       is_on(SOL_SOCKET, SO_TIMESTAMPNS));
 }
 
-// Returns whether an option is set for which the hooks pin a stream, as far as
-// the kernel tells.
-bool Sock::OptionsPin(int number) {
+bool OptionsPin(int number) {
   return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
          OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0 ||
          OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0 ||
@@ -210,7 +208,7 @@ bool Sock::OptionsPin(int number) {
          HasFilter(number) || HasUpperProtocol(number);
 }
 
-bool Sock::IsTcp(int number) {
+bool IsTcp(int number) {
   return OptionOf(number, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP;
 }
 

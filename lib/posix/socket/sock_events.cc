@@ -27,21 +27,15 @@ using stream::Stream;
 void Sock::OnAnchor(std::uint32_t events) {
   Latched latched(this);
   if (mode() == Mode::kEngine && stream_ != nullptr) {
-    if (tx_wait_ && (events & ~EPOLLIN) != 0) {
-      tx_wait_ = false;
-      WakeTx();
-    }
+    if ((events & ~EPOLLIN) != 0 && watch_.TakeWantRoom()) WakeTx();
     if (stream_->AtKernel() && (events & ~EPOLLOUT) != 0) WakeRx();
-    if ((events & EPOLLERR) != 0) LookForErrorsLatched();
+    if ((events & EPOLLERR) != 0) zero_copy_.TakeErrors();
     stream_->Progress();
     HandleChanges();
-    if ((events & (EPOLLHUP | EPOLLERR)) != 0 && watched_ &&
-        !stream_->WantsAnchorRead() && !stream_->AtKernel()) {
+    if ((events & (EPOLLHUP | EPOLLERR)) != 0 && !stream_->WantsAnchorRead() &&
+        !stream_->AtKernel()) {
       // HUP and ERR are level-triggered and cannot be masked.
-      if (Conductor* conductor = Conductor::IfRunning()) {
-        conductor->Unwatch(fd());
-      }
-      watched_ = false;
+      watch_.End(Conductor::IfRunning(), fd());
     }
   }
 }
@@ -117,63 +111,11 @@ void Sock::HandleChanges() {
                static_cast<unsigned long long>(stream_->tx_off()),
                static_cast<unsigned long long>(stream_->rx_off()));
   }
-  Conductor* conductor = Conductor::IfRunning();
-  if (changes & (stream::kPromotedTx | stream::kPromotedRx)) {
-    if (!promoted_) {
-      promoted_ = true;
-      stats.promoted.fetch_add(1, std::memory_order_relaxed);
-    }
-    reason_ = Reason::kNone;
-    if (!on_lane_.load(std::memory_order_relaxed) && stream_->FastTx() &&
-        stream_->rx() == stream::Rx::kFrames) {
-      RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
-                 lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
-      on_lane_.store(true, std::memory_order_release);
-      input_alone_.store(!stream_->Shut(), std::memory_order_release);
-      if (lane_is_shm_) NoteOnLane(fd(), this, true);
-      ++promotions_;
-      PatienceFor(lane_kind_).Kept();
-      Registrations::Get().NotifyLatched(this);
-      Registrations::Ready(this);
-    }
-  }
-  if (changes & stream::kLeftLane) {
-    const bool was_there = on_lane_.exchange(false, std::memory_order_release);
-    input_alone_.store(false, std::memory_order_release);
-    Registrations::Get().Refresh(this, false);
-    if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
-      reason_ = stream_->why_left();
-      // The stream was closed before the switch, and has no reason of its own.
-      if (reason_ == Reason::kNone && !promoted_) reason_ = Reason::kShortLived;
-    }
-    starved_ = reason_ == Reason::kStarved;
-    // A stream that made room for others is as welcome as before.  The end
-    // whose limit it was asks for that.
-    if (lane_kind_ == lane::Kind::kRdma) {
-      LeavesRemote();
-    }
-    if (reason_ == Reason::kTimeout) PatienceFor(lane_kind_).Lost();
-    // Whether the peer has left or the lane has failed is known for certain
-    // when the stream is back on TCP: see Stream::OnLaneDown.
-    leave_uncounted_ =
-        lane_kind_ == lane::Kind::kRdma &&
-        (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
-    if (!leave_uncounted_) CountLeave(was_there);
-    // A stream that the program has closed has a number of rcsock's.
-    RCSOCK_LOG(closed_.load(std::memory_order_relaxed) ? 2 : 1,
-               "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
-  }
+  if (changes & (stream::kPromotedTx | stream::kPromotedRx)) OnPromoted();
+  if (changes & stream::kLeftLane) OnLeftLane();
   if (changes & stream::kRxReady) WakeRx();
   if (changes & stream::kTxReady) WakeTx();
-  if ((changes & stream::kTimerOff) && timer_ != 0 && conductor != nullptr) {
-    conductor->CancelTimer(timer_);
-    timer_ = 0;
-  }
-  if ((changes & stream::kTimerOn) && timer_ == 0 && conductor != nullptr) {
-    // Rule 23: for liveness only; any value is safe.
-    timer_ = conductor->After(PatienceFor(lane_kind_).ms(),
-                              [self = Share()] { self->OnTimer(); });
-  }
+  SetTimer(changes);
   if (changes & stream::kMustReset) reset_ = true;
   if (changes & stream::kFinished) finished_ = true;
   if (changes & stream::kSettled) {
@@ -185,6 +127,66 @@ void Sock::HandleChanges() {
   }
   if (changes & (stream::kSettled | stream::kFinished)) PostSettle();
   UpdateWatch();
+}
+
+void Sock::OnPromoted() {
+  if (!promoted_) {
+    promoted_ = true;
+    stats.promoted.fetch_add(1, std::memory_order_relaxed);
+  }
+  reason_ = Reason::kNone;
+  if (on_lane_.load(std::memory_order_relaxed) || !stream_->FastTx() ||
+      stream_->rx() != stream::Rx::kFrames) {
+    return;
+  }
+  RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
+             lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
+  on_lane_.store(true, std::memory_order_release);
+  input_alone_.store(!stream_->Shut(), std::memory_order_release);
+  if (lane_is_shm_) NoteOnLane(fd(), this, true);
+  ++promotions_;
+  PatienceFor(lane_kind_).Kept();
+  Registrations::Get().NotifyLatched(this);
+  Registrations::Ready(this);
+}
+
+void Sock::OnLeftLane() {
+  const bool was_there = on_lane_.exchange(false, std::memory_order_release);
+  input_alone_.store(false, std::memory_order_release);
+  Registrations::Get().Refresh(this, false);
+  if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
+    reason_ = stream_->why_left();
+    // The stream was closed before the switch, and has no reason of its own.
+    if (reason_ == Reason::kNone && !promoted_) reason_ = Reason::kShortLived;
+  }
+  starved_ = reason_ == Reason::kStarved;
+  // A stream that made room for others is as welcome as before.  The end whose
+  // limit it was asks for that.
+  if (lane_kind_ == lane::Kind::kRdma) LeavesRemote();
+  if (reason_ == Reason::kTimeout) PatienceFor(lane_kind_).Lost();
+  // Whether the peer has left or the lane has failed is known for certain when
+  // the stream is back on TCP: see Stream::OnLaneDown.
+  leave_uncounted_ =
+      lane_kind_ == lane::Kind::kRdma &&
+      (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
+  if (!leave_uncounted_) CountLeave(was_there);
+  // A stream that the program has closed has a number of rcsock's.
+  RCSOCK_LOG(closed_.load(std::memory_order_relaxed) ? 2 : 1,
+             "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
+}
+
+// Rule 23: for liveness only; any value is safe.
+void Sock::SetTimer(std::uint32_t changes) {
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  if ((changes & stream::kTimerOff) && timer_ != 0) {
+    conductor->CancelTimer(timer_);
+    timer_ = 0;
+  }
+  if ((changes & stream::kTimerOn) && timer_ == 0) {
+    timer_ = conductor->After(PatienceFor(lane_kind_).ms(),
+                              [self = Share()] { self->OnTimer(); });
+  }
 }
 
 void Sock::CountLeave(bool was_there) {
@@ -214,11 +216,10 @@ void Sock::CountLeave(bool was_there) {
 }
 
 void Sock::UpdateWatch() {
-  if (!watched_) return;
   Conductor* conductor = Conductor::IfRunning();
-  if (conductor == nullptr) return;
+  if (!watch_.on() || conductor == nullptr) return;
   std::uint32_t wanted =
-      tx_wait_ || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u;
+      watch_.wants_room() || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u;
   if (stream_->WantsAnchorRead()) {
     wanted |= EPOLLIN;
   } else if (stream_->AtKernel()) {
@@ -229,10 +230,7 @@ void Sock::UpdateWatch() {
     wanted |=
         EPOLLIN | EPOLLPRI | EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
   }
-  if (wanted != watch_events_) {
-    watch_events_ = wanted;
-    conductor->Rewatch(fd(), wanted);
-  }
+  watch_.Change(conductor, fd(), wanted);
 }
 
 void Sock::KickPollers() {

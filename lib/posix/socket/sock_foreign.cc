@@ -45,7 +45,7 @@ constexpr int kLooks = 2;
 
 // The SYN of the end that connects is acknowledged as a byte, and not counted
 // as a sent one.
-int Sock::RoleByTcp(int number) {
+int RoleByTcp(int number) {
   for (int i = 0; i < 8; ++i) {
     struct tcp_info info {};
     struct tcp_info after {};
@@ -73,7 +73,7 @@ int Sock::RoleByTcp(int number) {
 }
 
 // While nothing has been sent, TCP_INFO tells the connection's age.
-std::uint64_t Sock::BornNs(int number) {
+std::uint64_t BornNs(int number) {
   struct tcp_info info {};
   if (AskTcpInfo(number, &info) <
           offsetof(struct tcp_info, tcpi_bytes_sent) + 8 ||
@@ -131,7 +131,7 @@ Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
 // known.
 bool Sock::OnlyOurNumbers() const {
   bool only = true;
-  const std::uint64_t its = inode();
+  const std::uint64_t its = anchor_.inode();
   return base::EachDescriptor(0,
                               [&](int number) {
                                 if (only && SocketInode(number) == its &&
@@ -200,7 +200,7 @@ void Sock::LookForStrangers() {
       return;
     }
     socks[count] = sock;
-    all[count++] = {sock->inode(), sock->born_ns_, status.st_uid};
+    all[count++] = {sock->anchor().inode(), sock->born_ns_, status.st_uid};
   });
   if (count == 0) return;
   const std::uint64_t start = base::NowNs();

@@ -243,7 +243,7 @@ IoResult Sock::SendNow(int number, const iovec* iov, int count,
   if (!in.May(number, Mode::kPlain) && !in.May(number, Mode::kUnread)) {
     return IoResult::Retry();
   }
-  return IoResult::Done(in.Sent(Send(rest.iov(), rest.count())));
+  return IoResult::Done(in.Sent(anchor_.Send(rest.iov(), rest.count())));
 }
 
 // Returns whether the peer has agreed, and only a gap between the calls of this
@@ -271,7 +271,7 @@ IoResult Sock::SendAside(int number, const iovec* iov, int count,
       most == 0 ? ~std::uint64_t{0} : base::NowNs() + most;
   while (AwaitsGap(flags)) {
     // A send that has sent something leaves an error to the next call.
-    if (*done > 0 && Broken()) return IoResult::Done(*done);
+    if (*done > 0 && anchor_.Broken()) return IoResult::Done(*done);
     const IoResult sent = SendNow(number, iov, count, *done, total);
     if (sent.retry()) break;
     const ssize_t n = sent.bytes;
@@ -303,6 +303,83 @@ IoResult Sock::SendAside(int number, const iovec* iov, int count,
   return IoResult::Retry();
 }
 
+// What a held send does when its wait is over, or a nudge is due.
+struct Sock::HeldCall {
+  const int number;
+  const iovec* const iov;
+  const int count;
+  const std::size_t total;
+  const int flags;
+  std::size_t* const done;
+  bool interrupted = false;
+  // The result, once there is one.
+  IoResult result = IoResult::Retry();
+};
+
+// Sends what TCP has room for.  Returns whether the hold goes on; if not, and
+// call.result is no retry, that is the call's result.
+bool Sock::Nudge(HeldCall& call) {
+  const int flags = call.flags;
+  std::size_t* const done = call.done;
+  if (*done > 0) {
+    // A send that has sent something leaves an error to the next call.
+    pollfd one{fd(), 0, 0};
+    // Below 0: a signal, which says nothing of the connection.
+    if (base::PollNow(&one) > 0) {
+      call.result = IoResult::Done(*done);
+      return false;
+    }
+  }
+  // What the kernel takes without a sleep, it takes whether or not there was a
+  // signal.
+  const bool whole = call.interrupted || call.total <= kWhole;
+  const IoResult sent = SendNow(call.number, call.iov, call.count, *done,
+                                whole ? call.total : kNudgeBytes);
+  if (sent.retry()) {
+    return call.interrupted && !closed_.load(std::memory_order_relaxed);
+  }
+  const ssize_t n = sent.bytes;
+  if (n > 0) *done += static_cast<std::size_t>(n);
+  if (n < 0 && *done > 0) KeepError(call.number, static_cast<int>(-n));
+  if (n < 0 && n != -EAGAIN && *done == 0) {
+    if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
+    errno = static_cast<int>(-n);
+    call.result = IoResult::Done(ssize_t{-1});
+    return false;
+  }
+  if (*done == call.total) {
+    call.result = IoResult::Done(call.total);
+    return false;
+  }
+  if (!call.interrupted) return n >= 0;  // below 0: TCP has no room
+  if (n > 0) return true;                // until there is no room
+  if (*done == 0) errno = EINTR;
+  call.result = *done > 0 ? IoResult::Done(*done) : IoResult::Done(ssize_t{-1});
+  return false;
+}
+
+// Waits for the lane until `end`, and nudges the peer meanwhile.
+void Sock::HoldUntil(HeldCall& call, std::uint64_t start, std::uint64_t end) {
+  Critical critical;
+  Wait wait;
+  wait.timed = true;
+  wait.signals = tls_signals.interrupts;
+  const bool later = (call.flags & kLater) != 0;
+  wait.part = later;
+  wait.any = tls_signals.begun;
+  std::uint64_t nudge = start + kNudgeNs;
+  for (;;) {
+    const int r = AwaitLane(wait, std::min(nudge, end));
+    call.interrupted = later ? wait.any != tls_signals.any
+                             : wait.signals != tls_signals.interrupts;
+    const std::uint64_t now = base::NowNs();
+    if (!call.interrupted && (now >= end || !AwaitsLane())) return;
+    if (!call.interrupted && r == 0 && now < nudge) continue;
+    nudge = now + kNudgeNs;
+    if (!Nudge(call)) return;
+  }
+}
+
 IoResult Sock::HeldSend(int number, const iovec* iov, int count,
                         std::size_t total, int flags, std::size_t* done) {
   const bool may = MayHold(flags);
@@ -322,54 +399,9 @@ IoResult Sock::HeldSend(int number, const iovec* iov, int count,
           snd_timeout_ns.load(std::memory_order_relaxed)) {
     end = std::min(end, start + most / 2);
   }
-  Critical critical;
-  Wait wait;
-  wait.timed = true;
-  wait.signals = tls_signals.interrupts;
-  const bool later = (flags & kLater) != 0;
-  wait.part = later;
-  wait.any = tls_signals.begun;
-  std::uint64_t nudge = start + kNudgeNs;
-  for (;;) {
-    const int r = AwaitLane(wait, std::min(nudge, end));
-    const bool interrupted = later ? wait.any != tls_signals.any
-                                   : wait.signals != tls_signals.interrupts;
-    const std::uint64_t now = base::NowNs();
-    if (!interrupted && (now >= end || !AwaitsLane())) break;
-    if (!interrupted && r == 0 && now < nudge) continue;
-    nudge = now + kNudgeNs;
-    if (*done > 0) {
-      // A send that has sent something leaves an error to the next call.
-      pollfd one{fd(), 0, 0};
-      // Below 0: a signal, which says nothing of the connection.
-      if (base::PollNow(&one) > 0) return IoResult::Done(*done);
-    }
-    // What the kernel takes without a sleep, it takes whether or not there was
-    // a signal.
-    const IoResult sent =
-        SendNow(number, iov, count, *done,
-                interrupted || total <= kWhole ? total : kNudgeBytes);
-    if (sent.retry()) {
-      if (interrupted && !closed_.load(std::memory_order_relaxed)) continue;
-      break;
-    }
-    const ssize_t n = sent.bytes;
-    if (n > 0) *done += static_cast<std::size_t>(n);
-    if (n < 0 && *done > 0) KeepError(number, static_cast<int>(-n));
-    if (n < 0 && n != -EAGAIN && *done == 0) {
-      if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
-      errno = static_cast<int>(-n);
-      return IoResult::Done(ssize_t{-1});
-    }
-    if (*done == total) return IoResult::Done(total);
-    if (interrupted && n > 0) continue;  // until there is no room
-    if (interrupted) {
-      if (*done > 0) return IoResult::Done(*done);
-      errno = EINTR;
-      return IoResult::Done(ssize_t{-1});
-    }
-    if (n < 0) break;  // TCP has no room
-  }
+  HeldCall call{number, iov, count, total, flags, done};
+  HoldUntil(call, start, end);
+  if (!call.result.retry()) return call.result;
   held_ns_.fetch_add(static_cast<std::uint32_t>(base::NowNs() - start),
                      std::memory_order_relaxed);
   EndHold();

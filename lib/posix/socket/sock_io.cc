@@ -62,11 +62,6 @@ ssize_t ForRest(const iovec* iov, int count, std::size_t skip, int* error,
   }
 }
 
-bool AtMarkOf(int fd) {
-  int at = 0;
-  return ::syscall(SYS_ioctl, fd, SIOCATMARK, &at) == 0 && at != 0;
-}
-
 }  // namespace
 
 ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
@@ -114,8 +109,6 @@ void Sock::KeepError(int fd, int error) {
   }
 }
 
-// --- stream::Anchor
-
 // TCP's end is not the stream's end while this end does not have the lane that
 // both ends have agreed on.  The peer may have had the lane, put its last bytes
 // there, and died.  Its word that it has the lane is in a queue of the
@@ -127,54 +120,6 @@ void Sock::KeepError(int fd, int error) {
 bool Sock::HoldsEnd() const {
   return lane_ == nullptr && lane_state_.Agreed() && !moves.load();
 }
-
-// A stream that is closed may have no number any more, a moment before its end
-// is said.  A call that finds it so below returns, and asks what its number
-// names.
-
-ssize_t Sock::Send(const iovec* iov, int count) {
-  if (fd() < 0) return -EAGAIN;
-  msghdr message{};
-  message.msg_iov = const_cast<iovec*>(iov);
-  message.msg_iovlen =
-      static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
-  const long n =
-      ::syscall(SYS_sendmsg, fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  return n >= 0 ? n : -errno;
-}
-
-ssize_t Sock::Recv(void* to, std::size_t length) {
-  if (fd() < 0) return -EAGAIN;
-  rx_latch.AssertHeld();
-  const long n = Tells(kTellsTime) ? RecvStamped(to, length)
-                                   : ::syscall(SYS_recvfrom, fd(), to, length,
-                                               MSG_DONTWAIT, nullptr, nullptr);
-  if (n == 0 && HoldsEnd()) return -EAGAIN;
-  if (n > 0 && stream_->rx() == stream::Rx::kRaw) {
-    anchor_rx_ += static_cast<std::uint64_t>(n);
-  }
-  return n >= 0 ? n : -errno;
-}
-
-ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
-  if (fd() < 0) return -EAGAIN;
-  msghdr message{};
-  message.msg_iov = const_cast<iovec*>(iov);
-  message.msg_iovlen =
-      static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
-  rx_latch.AssertHeld();
-  const long n = ::syscall(SYS_recvmsg, fd(), &message,
-                           MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
-  if (n == 0 && HoldsEnd()) return -EAGAIN;
-  if (n > 0 && !peek) anchor_rx_ += static_cast<std::uint64_t>(n);
-  return n >= 0 ? n : -errno;
-}
-
-int Sock::ShutdownWrite() {
-  return ::syscall(SYS_shutdown, fd(), SHUT_WR) == 0 ? 0 : -errno;
-}
-
-bool Sock::AtMark() { return AtMarkOf(fd()); }
 
 Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
 
@@ -243,7 +188,7 @@ void Sock::WriteWithBoth(SendCall& call) {
   // edge, must be told when TCP takes more.
   if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < call.left)) &&
       stream_->tx() == stream::Tx::kRaw && !stream_->AwaitsRaw()) {
-    tx_wait_ = true;
+    watch_.WantRoom();
   }
   HandleChanges();
   if (lane_ == nullptr && n > 0 && stream_->Idle() && !lane_state_.Seeking()) {
@@ -516,7 +461,7 @@ inline Sock::Turn Sock::NextTurn(RecvCall& call) {
     return Turn::kWaits;
   }
   // The kernel's recv ends at the mark of urgent data, too.
-  if (!stream_->FastRx() && AtMark()) return Turn::kEnds;
+  if (!stream_->FastRx() && anchor_.AtMark()) return Turn::kEnds;
   if (!call.peek) return Turn::kLooks;  // MSG_WAITALL: more may be there
   // A peek with MSG_WAITALL waits for all, too, whichever way the rest comes.
   // A switch may be under way, or a ring be too small and its stream on the way
@@ -609,7 +554,7 @@ ssize_t Sock::Drop(std::size_t limit, bool peek) {
                       static_cast<ssize_t>(std::min(limit, ReadableLatched())));
     }
     done += static_cast<std::size_t>(n);
-    if (done == limit || AtMark()) return static_cast<ssize_t>(done);
+    if (done == limit || anchor_.AtMark()) return static_cast<ssize_t>(done);
   }
 }
 

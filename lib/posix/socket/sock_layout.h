@@ -18,6 +18,13 @@
 #include "lib/posix/socket/budget.h"
 #include "lib/posix/socket/interest_latch.h"
 #include "lib/posix/socket/lane_state.h"
+#include "lib/posix/socket/sock_anchor.h"
+#include "lib/posix/socket/sock_ancillary.h"
+#include "lib/posix/socket/sock_claim.h"
+#include "lib/posix/socket/sock_closed.h"
+#include "lib/posix/socket/sock_options.h"
+#include "lib/posix/socket/sock_watch.h"
+#include "lib/posix/socket/sock_zero_copy.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
@@ -25,7 +32,6 @@ namespace rcsock::posix {
 
 struct Interest;
 class Sock;
-class ZeroCopy;
 
 // kPlain: calls go to the kernel, and are only counted.  kEngine: calls go
 // through the Stream, which owns every byte of the anchor.  kUnread: as kPlain,
@@ -37,13 +43,17 @@ enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 // line, and so is part of the cost of its calls.
 class alignas(64) SockLayout : public File,
                                public rendezvous::Seeker,
-                               public rendezvous::AnchorWatcher,
-                               public stream::Anchor {
+                               public rendezvous::AnchorWatcher {
  public:
   enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
 
  protected:
-  SockLayout() : File(FileKind::kSock) {}
+  explicit SockLayout(Sock* self)
+      : File(FileKind::kSock),
+        anchor_(self),
+        zero_copy_(self),
+        claim_(self),
+        copy_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -118,11 +128,11 @@ class alignas(64) SockLayout : public File,
   // counts.
   std::uint64_t lane_tx_ RC_GUARDED_BY(tx_latch) = 0;
   std::uint64_t lane_rx_ RC_GUARDED_BY(rx_latch) = 0;
-  std::atomic<std::uint8_t> ancillary_{0};
-  // When the bytes that were read ahead came, by CLOCK_REALTIME; 0: not known.
-  std::atomic<std::uint64_t> came_ns_{0};
-  std::atomic<bool> zero_copy_on_{false};
-  std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
+  TcpAnchor anchor_;
+  AnchorWatch watch_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
+  KeptOptions options_{tx_latch};
+  Ancillary ancillary_;
+  ZeroCopyUse zero_copy_;
   std::atomic<Policy> policy_{Policy::kAuto};
   // Since when AwaitsLane(reason) has the stream leave, and why.
   std::uint64_t leaving_since_ns_ = 0;
@@ -139,10 +149,7 @@ class alignas(64) SockLayout : public File,
   std::uint64_t given_ns_ = 0;  // when it came to the pool
   std::uint32_t found_in_ = 0;  // the pool's last look that found a call inside
   std::atomic<bool> closed_{false};  // by the application
-  std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
-  // Calls of the conductor that use the number (BorrowedNumber).
-  std::atomic<int> borrowers_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
   std::atomic<std::uint16_t> service_{0};      // as Prospect numbers services
   std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
@@ -179,28 +186,20 @@ class alignas(64) SockLayout : public File,
   Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // of the last lane
-  bool watched_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool starve_timer_ RC_GUARDED_BY(tx_latch) = false;
   // The stream leaves its lane because its receiver does not read there.
   bool starved_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  // A thread waits for the anchor to take more.
-  bool tx_wait_ RC_GUARDED_BY(tx_latch) = false;
   std::uint64_t starve_acked_ RC_GUARDED_BY(tx_latch) = 0;
   // When there was last no room.
   std::uint64_t starve_posted_ RC_GUARDED_BY(tx_latch) = 0;
   std::uint64_t starve_since_ns_ RC_GUARDED_BY(tx_latch) = 0;
   // Looks in a row that found no progress.
   int starve_late_ RC_GUARDED_BY(tx_latch) = 0;
-  std::uint32_t watch_events_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t close_timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  // Links of the list of streams that are closed and kept.  Null: not in the
-  // list.
-  Sock** closed_link_ = nullptr;
-  Sock* closed_next_ = nullptr;
+  ClosedStreams::Place closed_place_;
   std::uint32_t settle_wait_ms_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 1;
   bool settle_posted_ = false;
-  std::uint8_t kept_options_ RC_GUARDED_BY(tx_latch) = 0;  // sock_options.cc
   // The stream has been on a lane.
   bool promoted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool accounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
@@ -218,19 +217,8 @@ class alignas(64) SockLayout : public File,
   // The number of a Holding; -1: no other process has ever held the connection.
   std::atomic<int> holders_{-1};
   std::atomic<std::uint32_t> fork_{0};  // the last fork counted there
-  // This process has the stream from a fork, and has not used it.  kAsks: the
-  // process is counted as a holder, and the owner's engine may have the stream.
-  // kLeaves: exec or the end of the process is about to close the connection
-  // here, and the copy is not counted.
-  enum class Unused : std::uint8_t { kNo, kYes, kAsks, kLeaves };
-  std::atomic<Unused> hidden_{Unused::kNo};
-  int ask_fd_ = -1;     // what wakes the owner
-  bool hides_ = false;  // the child of the fork under way gets a hidden copy
-  // This process has made hidden copies.  A process number cannot say so: two
-  // processes of two PID namespaces may have the same one.
-  std::atomic<bool> made_copies_{false};
-  // This process has kept the Holding's claim, and has not given or lost it.
-  std::atomic<bool> kept_claim_{false};
+  ClaimKeeper claim_;
+  UnusedCopy copy_;
   // How much of what this process has moved is told there.
   std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
@@ -252,9 +240,6 @@ class alignas(64) SockLayout : public File,
   Notes::Drift drift_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
   bool drift_known_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = true;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
-  // Read from TCP by the engine.
-  std::uint64_t anchor_rx_ RC_GUARDED_BY(rx_latch) = 0;
-  std::atomic<std::uint64_t> inode_{0};  // the socket's, once a thread asked
   Unread unread_ RC_GUARDED_BY(rx_latch);
 };
 

@@ -41,65 +41,78 @@ void Sock::Settle() {
   Critical critical;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
-  tx_latch.lock();
-  rx_latch.lock();
-  settle_posted_ = false;
-  // A later change has posted another call.
-  const bool finished = finished_;
-  const bool reset = reset_;
-  const bool settled = settled_ || finished;
-  rx_latch.unlock();
-  tx_latch.unlock();
+  bool finished;
+  bool reset;
+  bool settled;
+  {
+    Latched latched(this);
+    settle_posted_ = false;
+    // A later change has posted another call.
+    finished = finished_;
+    reset = reset_;
+    settled = settled_ || finished;
+  }
   if (settled && lane_ != nullptr) {
     Registrations::Get().Refresh(this, true);
-    std::unique_ptr<lane::Lane> lane;
-    tx_latch.lock();
-    rx_latch.lock();
-    const bool slept_on = LanePins().load(std::memory_order_seq_cst) != 0;
-    if (slept_on && parked_ != nullptr) {
-      // Threads sleep on two lanes: a handler sleeps above another's sleep, for
-      // instance.
-      lane_->WakeLocal();
-      settle_posted_ = true;
-      const std::uint32_t wait = settle_wait_ms_;
-      if (wait < kMostWaitMs) settle_wait_ms_ = 2 * wait;
-      rx_latch.unlock();
-      tx_latch.unlock();
-      Unpark();
-      if (conductor->After(wait, [self = Share()] { self->Settle(); }) == 0) {
-        // No memory: the next change tries again.
-        Latched latched(this);
-        settle_posted_ = false;
-      }
-      return;
-    }
-    settle_wait_ms_ = 1;
-    stream_->ReleaseLane();
-    settled_ = false;
-    WantSource(false);
-    source_.store(nullptr, std::memory_order_release);
-    UnlistRemote();
-    lane = std::move(lane_.Write(tx_latch, rx_latch));
-    lane_is_shm_.Write(tx_latch, rx_latch) = false;
-    notify_.store(0);
-    if (slept_on) {
-      parked_.Write(tx_latch, rx_latch) = std::move(lane);
-      lane_pins_.Write(tx_latch, rx_latch) ^= 1;
-    }
-    rx_latch.unlock();
-    tx_latch.unlock();
-    if (link_ != nullptr) link_->SetCookie(index_, nullptr);
-    if (!slept_on) {
-      conductor->ReturnLane(Share(), std::move(lane));
-    } else if (!Unpark()) {
-      UnparkLater(1);
-    }
+    if (!GiveLaneBack(conductor)) return;
   }
   if (finished) {
     Finish(reset);
     return;
   }
   BackToPlain();
+}
+
+bool Sock::GiveLaneBack(Conductor* conductor) {
+  std::unique_ptr<lane::Lane> lane;
+  bool slept_on;
+  std::uint32_t wait = 0;
+  {
+    Latched latched(this);
+    slept_on = LanePins().load(std::memory_order_seq_cst) != 0;
+    if (slept_on && parked_ != nullptr) {
+      // Threads sleep on two lanes: a handler sleeps above another's sleep, for
+      // instance.
+      lane_->WakeLocal();
+      settle_posted_ = true;
+      wait = settle_wait_ms_;
+      if (wait < kMostWaitMs) settle_wait_ms_ = 2 * wait;
+    } else {
+      lane = TakeLaneLatched(slept_on);
+    }
+  }
+  if (wait != 0) {
+    Unpark();
+    if (conductor->After(wait, [self = Share()] { self->Settle(); }) == 0) {
+      // No memory: the next change tries again.
+      Latched latched(this);
+      settle_posted_ = false;
+    }
+    return false;
+  }
+  if (link_ != nullptr) link_->SetCookie(index_, nullptr);
+  if (!slept_on) {
+    conductor->ReturnLane(Share(), std::move(lane));
+  } else if (!Unpark()) {
+    UnparkLater(1);
+  }
+  return true;
+}
+
+std::unique_ptr<lane::Lane> Sock::TakeLaneLatched(bool slept_on) {
+  settle_wait_ms_ = 1;
+  stream_->ReleaseLane();
+  settled_ = false;
+  WantSource(false);
+  source_.store(nullptr, std::memory_order_release);
+  UnlistRemote();
+  std::unique_ptr<lane::Lane> lane = std::move(lane_.Write(tx_latch, rx_latch));
+  lane_is_shm_.Write(tx_latch, rx_latch) = false;
+  notify_.store(0);
+  if (!slept_on) return lane;
+  parked_.Write(tx_latch, rx_latch) = std::move(lane);
+  lane_pins_.Write(tx_latch, rx_latch) ^= 1;
+  return nullptr;
 }
 
 // The stream need not wait for these threads.  Nothing is read from the lane
@@ -151,76 +164,78 @@ bool Sock::IsHalfClosed() {
 
 bool Sock::BackToPlain() {
   Critical critical;
-  Conductor* conductor = Conductor::IfRunning();
-  tx_latch.lock();
-  rx_latch.lock();
-  bool back = mode() == Mode::kEngine && stream_ != nullptr &&
-              lane_ == nullptr && !closed_.load(std::memory_order_relaxed) &&
-              !lane_state_.Seeking();
-  bool spilled = false;
-  const bool leaving = lane_state_.Leaving();
-  if (back && !stream_->Idle()) {
-    back = spilled = leaving && SpillLatched();
-  } else if (back && !leaving &&
-             (stream_->TxBroken() || stream_->EndedInOrder())) {
-    // What the application has been told must stay true: a peer that exits with
-    // a frame unread resets the anchor behind the end, too.
-    back = false;
+  {
+    Latched latched(this);
+    bool spilled = false;
+    if (!LeavesEngineLatched(&spilled)) return false;
+    LeaveEngineLatched(spilled);
   }
-  if (back) {
-    tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
-    rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
-    if (watched_ && conductor != nullptr) conductor->Unwatch(fd());
-    watched_ = false;
-    if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
-    timer_ = 0;
-    PushOptions();
-    MeasureDriftLatched();
-    // The kernel has not been told of these.  It would let a reader sleep.  It
-    // would also hide that the stream is over, if only this end's last write
-    // would show that.
-    if (rd_shut_ || stream_->Gone()) {
-      ::syscall(SYS_shutdown, fd(), stream_->Gone() ? SHUT_RDWR : SHUT_RD);
-    }
-    // The next Stream would not know of the half close.
-    if (rd_shut_ || stream_->Shut() ||
-        (stream_->Readiness() & POLLRDHUP) != 0) {
-      HalfClosed();
-    }
-    quick_.may_send = quick_.may_receive = false;
-    NoteOnLane(fd(), this, false);
-    if (std::exchange(starved_, false) && !spilled) {
-      JudgeSoon({stream_->tx_off(), stream_->tx_off()});
-    }
-    SetMode(spilled ? Mode::kUnread : Mode::kPlain);
-    if (spilled) {
-      // The stream is not adopted while the offset of what TCP brings is ahead
-      // of the application's.  EndUnreadLatched allows it again.
-      lane_state_.Step(LaneState::Event::kStay);
-    } else if (!lane_state_.Pinned() && (attempts_ < 5 || SeeksRemote())) {
-      // Each demotion makes the next promotion eight times as far away.
-      std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
-      if (SeeksRemote()) {
-        shift = role_ == stream::Role::kAcceptor ? 0
-                : demotions_ < 4                 ? 2 * demotions_
-                                                 : 8;
-      }
-      next_ops_ = ops() + (terms_.promote_ops << shift);
-      next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
-      lane_state_.Step(LaneState::Event::kReturn);
-    } else {
-      lane_state_.Step(LaneState::Event::kStay);
-    }
-  }
-  rx_latch.unlock();
-  tx_latch.unlock();
-  if (!back) return false;
   Registrations::Get().ToKernel(this);
   Latched latched(this);
-  GiveToHolders();
+  claim_.Give();
   WakeRx();
   WakeTx();
   return true;
+}
+
+// What the application has been told must stay true: a peer that exits with a
+// frame unread resets the anchor behind the end, too.
+bool Sock::LeavesEngineLatched(bool* spilled) {
+  if (mode() != Mode::kEngine || stream_ == nullptr || lane_ != nullptr ||
+      closed_.load(std::memory_order_relaxed) || lane_state_.Seeking()) {
+    return false;
+  }
+  if (!stream_->Idle())
+    return *spilled = lane_state_.Leaving() && SpillLatched();
+  return lane_state_.Leaving() ||
+         !(stream_->TxBroken() || stream_->EndedInOrder());
+}
+
+void Sock::LeaveEngineLatched(bool spilled) {
+  Conductor* conductor = Conductor::IfRunning();
+  tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
+  rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
+  watch_.End(conductor, fd());
+  if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
+  timer_ = 0;
+  options_.Push(fd());
+  MeasureDriftLatched();
+  // The kernel has not been told of these.  It would let a reader sleep.  It
+  // would also hide that the stream is over, if only this end's last write
+  // would show that.
+  if (rd_shut_ || stream_->Gone()) {
+    ::syscall(SYS_shutdown, fd(), stream_->Gone() ? SHUT_RDWR : SHUT_RD);
+  }
+  // The next Stream would not know of the half close.
+  if (rd_shut_ || stream_->Shut() || (stream_->Readiness() & POLLRDHUP) != 0) {
+    HalfClosed();
+  }
+  quick_.may_send = quick_.may_receive = false;
+  NoteOnLane(fd(), this, false);
+  if (std::exchange(starved_, false) && !spilled) {
+    JudgeSoon({stream_->tx_off(), stream_->tx_off()});
+  }
+  SetMode(spilled ? Mode::kUnread : Mode::kPlain);
+  // A stream in kUnread is not adopted while the offset of what TCP brings is
+  // ahead of the application's.  EndUnreadLatched allows it again.
+  if (spilled || lane_state_.Pinned() || (attempts_ >= 5 && !SeeksRemote())) {
+    lane_state_.Step(LaneState::Event::kStay);
+    return;
+  }
+  LookAfterLeaving();
+  lane_state_.Step(LaneState::Event::kReturn);
+}
+
+// Each demotion makes the next promotion eight times as far away.
+void Sock::LookAfterLeaving() {
+  std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
+  if (SeeksRemote()) {
+    shift = role_ == stream::Role::kAcceptor ? 0
+            : demotions_ < 4                 ? 2 * demotions_
+                                             : 8;
+  }
+  next_ops_ = ops() + (terms_.promote_ops << shift);
+  next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
 }
 
 // The peer may already have the lane that this end has agreed to, and write to
@@ -259,7 +274,7 @@ bool Sock::StepToPlain(Reason reason) {
   return mode() != Mode::kEngine;
 }
 
-std::uint64_t Sock::LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
+std::uint64_t LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
 
 bool Sock::ToPlain(Reason reason, std::uint64_t deadline_ns) {
   if (deadline_ns == 0) deadline_ns = LeaveDeadline();

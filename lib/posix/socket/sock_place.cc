@@ -1,6 +1,4 @@
-// Direct placement: the device of one end writes to memory of the other end,
-// while both are on an RDMA lane.  The lane knows how.  This file checks,
-// before and after, that the stream is still on that lane.
+#include "lib/posix/socket/sock_place.h"
 
 #include <cerrno>
 
@@ -20,56 +18,59 @@ lane::Lane* Sock::PlacingLane(std::uint32_t epoch) {
   return lane_->State() == base::Reason::kNone ? lane_.get() : nullptr;
 }
 
-int Sock::Expose(void* at, std::size_t length, std::uint32_t* epoch,
-                 std::uint32_t* key) {
-  Latched latched(this);
-  lane::Lane* const lane = PlacingLane(0);
-  *epoch = lane_epoch_;
+int Placement::Expose(void* at, std::size_t length, std::uint32_t* epoch,
+                      std::uint32_t* key) {
+  Latched latched(sock_);
+  lane::Lane* const lane = sock_->PlacingLane(0);
+  *epoch = sock_->lane_epoch_;
   return lane == nullptr ? ESTALE : -lane->Expose(at, length, key);
 }
 
-void Sock::Hide(std::uint32_t epoch, std::uint32_t key) {
-  Latched latched(this);
+void Placement::Hide(std::uint32_t epoch, std::uint32_t key) {
+  Latched latched(sock_);
   // A lane that has failed still has its registrations.
-  if (lane_ != nullptr && lane_epoch_ == epoch) lane_->Hide(key);
+  if (sock_->lane_ != nullptr && sock_->lane_epoch_ == epoch)
+    sock_->lane_->Hide(key);
 }
 
-std::int64_t Sock::Place(std::uint32_t epoch, const void* from,
-                         std::size_t length, std::uint64_t to,
-                         std::uint32_t key) {
+std::int64_t Placement::Place(std::uint32_t epoch, const void* from,
+                              std::size_t length, std::uint64_t to,
+                              std::uint32_t key) {
   Critical critical;
-  tx_latch.lock();
-  lane::Lane* const lane = PlacingLane(epoch);
-  const std::int64_t ticket = lane == nullptr || !stream_->FastTx()
+  sock_->tx_latch.lock();
+  lane::Lane* const lane = sock_->PlacingLane(epoch);
+  const std::int64_t ticket = lane == nullptr || !sock_->stream_->FastTx()
                                   ? -ESTALE
                                   : lane->Place(from, length, to, key);
-  tx_latch.unlock();
+  sock_->tx_latch.unlock();
   return ticket == 0 ? -EAGAIN : ticket;
 }
 
-int Sock::Placed(std::uint32_t epoch, std::int64_t ticket) {
+int Placement::Placed(std::uint32_t epoch, std::int64_t ticket) {
   Critical critical;
-  tx_latch.lock();
-  lane::Lane* lane = PlacingLane(epoch);
+  sock_->tx_latch.lock();
+  lane::Lane* lane = sock_->PlacingLane(epoch);
   int result = -ESTALE;
   if (lane != nullptr) {
     result = lane->Placed(ticket) ? 1 : 0;
     // Placed may have fetched the lane's end.
-    if (result == 0 && PlacingLane(epoch) == nullptr) result = -ESTALE;
+    if (result == 0 && sock_->PlacingLane(epoch) == nullptr) result = -ESTALE;
   }
-  tx_latch.unlock();
+  sock_->tx_latch.unlock();
   return result;
 }
 
-lane::rdma::QpLane* Sock::ReceivingLane() {
-  lane::Lane* const lane = PlacingLane(0);
-  return lane != nullptr && stream_->FastRx()
+lane::rdma::QpLane* Placement::ReceivingLane() {
+  sock_->rx_latch.AssertHeld();
+  lane::Lane* const lane = sock_->PlacingLane(0);
+  return lane != nullptr && sock_->stream_->FastRx()
              ? static_cast<lane::rdma::QpLane*>(lane)
              : nullptr;
 }
 
-lane::rdma::QpLane* Sock::LaneOfSerial(std::uint32_t serial) {
-  for (lane::Lane* lane : {lane_.get(), parked_.get()}) {
+lane::rdma::QpLane* Placement::LaneOfSerial(std::uint32_t serial) {
+  sock_->rx_latch.AssertHeld();
+  for (lane::Lane* lane : {sock_->lane_.get(), sock_->parked_.get()}) {
     if (lane == nullptr || lane->kind() != lane::Kind::kRdma) continue;
     auto* const found = static_cast<lane::rdma::QpLane*>(lane);
     if (found->serial() == serial) return found;

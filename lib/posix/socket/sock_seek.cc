@@ -93,37 +93,12 @@ void Sock::SeekAfterCall() {
 }
 
 void Sock::StartSeek() {
-  if (!SoleHolder()) {
-    // Another process may still use the connection: look again later.
-    const Reason why = Travels() ? travel_reason_ : Reason::kPinnedFork;
-    if (reason_ != why) {
-      RCSOCK_LOG(1, "fd %d: no lane: %s", fd(), base::ReasonKey(why));
-    }
-    reason_ = why;
-    TryAgainLater();
-    if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
-    return;
-  }
   // What follows takes memory, which a handler must not.  Nor is anything ready
   // before the process is.  The next call asks again.
-  if (InHandler() || !SeekGate::IsSet()) return;
+  if (!AloneToSeek() || InHandler() || !SeekGate::IsSet()) return;
   // Of several threads one begins.  Another thread wrote attempts_, at the end
   // of the previous look, before it let this thread begin.
-  if (!lane_state_.Step(LaneState::Event::kSeek)) return;
-  if (attempts_ == 0 && !IsTcp(fd())) {
-    // Another interposer behind this one has made another socket.
-    reason_ = Reason::kPinnedSyscall;
-    lane_state_.Step(mode() == Mode::kPlain ? LaneState::Event::kForbid
-                                            : LaneState::Event::kStop);
-    return;
-  }
-  if (SeeksRemote() && !RoomForRemote()) {
-    // An accepting end only waits, and is asked again when it has been found.
-    reason_ = Reason::kBudget;
-    TryAgainLater();
-    lane_state_.Step(LaneState::Event::kGiveUp);
-    return;
-  }
+  if (!lane_state_.Step(LaneState::Event::kSeek) || !MayAsk()) return;
   Critical critical;
   Reason why = Reason::kNone;
   Conductor* conductor = Conductor::Get(&why);
@@ -133,16 +108,7 @@ void Sock::StartSeek() {
     lane_state_.Step(LaneState::Event::kStop);
     return;
   }
-  static std::atomic<Conductor*> known{nullptr};
-  if (known.exchange(conductor) != conductor) {
-    conductor->SetInspector(&TakeSnapshot);
-    conductor->SetCompletionHandler([](const lane::Completion& completion) {
-      static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
-    });
-    SeekGate::Get().Began(conductor);
-    WatchSharedRings();
-    KeepSpares();
-  }
+  Introduce(conductor);
   // While the stream looks again, the reason of its last look stands.
   if (attempts_ == 0) reason_ = Reason::kPending;
   RCSOCK_LOG(2, "fd %d: looking for its peer", fd());
@@ -170,34 +136,57 @@ void Sock::StartSeek() {
   }
 }
 
+bool Sock::AloneToSeek() {
+  if (SoleHolder()) return true;
+  // Another process may still use the connection: look again later.
+  const Reason why = Travels() ? travel_reason_ : Reason::kPinnedFork;
+  if (reason_ != why) {
+    RCSOCK_LOG(1, "fd %d: no lane: %s", fd(), base::ReasonKey(why));
+  }
+  reason_ = why;
+  TryAgainLater();
+  if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
+  return false;
+}
+
+bool Sock::MayAsk() {
+  if (attempts_ == 0 && !IsTcp(fd())) {
+    // Another interposer behind this one has made another socket.
+    reason_ = Reason::kPinnedSyscall;
+    lane_state_.Step(mode() == Mode::kPlain ? LaneState::Event::kForbid
+                                            : LaneState::Event::kStop);
+    return false;
+  }
+  if (SeeksRemote() && !RoomForRemote()) {
+    // An accepting end only waits, and is asked again when it has been found.
+    reason_ = Reason::kBudget;
+    TryAgainLater();
+    lane_state_.Step(LaneState::Event::kGiveUp);
+    return false;
+  }
+  return true;
+}
+
+void Sock::Introduce(Conductor* conductor) {
+  static std::atomic<Conductor*> known{nullptr};
+  if (known.exchange(conductor) == conductor) return;
+  conductor->SetInspector(&TakeSnapshot);
+  conductor->SetCompletionHandler([](const lane::Completion& completion) {
+    static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
+  });
+  SeekGate::Get().Began(conductor);
+  WatchSharedRings();
+  KeepSpares();
+}
+
 bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
   const rendezvous::BorrowedNumber number(this);
   return number >= 0 && rendezvous::NamesOf(number, local, peer);
 }
 
-// seq_cst: the count rises before closed_ is looked at.  CloseLast sets closed_
-// before it looks at the count.
-int Sock::Descriptor() {
-  borrowers_.fetch_add(1, std::memory_order_seq_cst);
-  const int number = closed_.load(std::memory_order_seq_cst) ? -1 : fd();
-  if (number < 0) DescriptorUsed();
-  return number;
-}
+int Sock::Descriptor() { return anchor_.Borrow(closed_); }
 
-void Sock::DescriptorUsed() {
-  borrowers_.fetch_sub(1, std::memory_order_release);
-}
-
-// A system call takes hardly any time, unless its thread has lost its CPU.
-void Sock::AwaitBorrowers() const {
-  constexpr std::uint64_t kMostNs = 100'000'000;
-  if (borrowers_.load(std::memory_order_seq_cst) == 0) return;
-  const std::uint64_t deadline = base::NowNs() + kMostNs;
-  for (base::Backoff backoff; borrowers_.load(std::memory_order_seq_cst) != 0 &&
-                              base::NowNs() < deadline;) {
-    backoff.Wait();
-  }
-}
+void Sock::DescriptorUsed() { anchor_.GiveBack(); }
 
 std::uint8_t Sock::TrafficClass(bool v4) {
   const rendezvous::BorrowedNumber borrowed(this);
@@ -306,73 +295,80 @@ bool Sock::NobodyInside() const {
   return FenceCalls() && !InGate() && !CallIn(this);
 }
 
+// seq_cst: a call that enters the kernel marks or counts itself and then looks
+// at mode_.  Here mode_ is set first, and marks and count are looked at after,
+// with the fence of all threads between (thread/call_marks.h).  So one of the
+// two sees the other (I-MARK-1).
+Sock::Adoption Sock::TakeFromKernelLatched() {
+  SetMode(Mode::kEngine);
+  // A child that uses its copy counts itself, and then asks (I-CLAIM-1).
+  claim_.Keep();
+  const bool alone =
+      NobodyInside() && SoleHolder() && SeekGate::Get().MayAdopt();
+  if (alone) HearMovedLatched();
+  Adoption result = Adoption::kNotYet;
+  if (!alone || (Travels() && !TakeOffsetsLatched())) {
+    // The last thread that comes out of the kernel tries again.
+  } else if (OwnFace() == Face::kLibrary &&
+             (UsedPastUs() || OptionsPin(fd()))) {
+    lane_state_.Step(LaneState::Event::kPin);
+    reason_ = Reason::kPinnedSyscall;
+    result = Adoption::kNever;
+  } else {
+    stream_.Write(tx_latch, rx_latch)
+        .reset(new (std::nothrow)
+                   Stream(role_, &anchor_, stream::Limits{}, &quick_));
+    if (stream_ != nullptr) {
+      result = lane_state_.Step(LaneState::Event::kAdopt) ? Adoption::kDone
+                                                          : Adoption::kNever;
+    }
+  }
+  if (result == Adoption::kDone) {
+    BeginEngineLatched();
+  } else {
+    SetMode(Mode::kPlain);
+    claim_.Give();
+  }
+  return result;
+}
+
+void Sock::BeginEngineLatched() {
+  stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
+                 rx_raw_.load(std::memory_order_relaxed));
+  anchor_.SetCame(0);
+  options_.Take(fd());
+  // What others have set meanwhile was not seen here.
+  if (OwnFace() == Face::kLibrary || holders_ >= 0 || Travels()) {
+    LearnOptions(fd());
+  }
+  anchor_.SetInode(SocketInode(fd()));
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    // Nothing is read yet.  Until the registrations have left the kernel's
+    // epoll sets, these sets must see what is there.
+    watch_.Begin(conductor, fd(), Share(), 0);
+  }
+}
+
 bool Sock::TryAdopt() {
   Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
-  bool adopted = false;
-  const bool wanted = lane_state_.state() == LaneState::State::kAgreed &&
-                      mode() == Mode::kPlain;
-  // The peer is not to wait for an adoption that does not come.
-  const bool refused = wanted && (lane_state_.Pinned() || half_closed_ ||
-                                  !SoleHolder() || !SeekGate::Get().MayAdopt());
-  bool foreign = false;
-  bool late = false;  // pinned or closed meanwhile
-  if (wanted && !refused && !closed_.load(std::memory_order_relaxed)) {
-    // seq_cst: a call that enters the kernel marks or counts itself and then
-    // looks at mode_.  Here mode_ is set first, and marks and count are looked
-    // at after, with the fence of all threads between (thread/call_marks.h). So
-    // one of the two sees the other (I-MARK-1).
-    SetMode(Mode::kEngine);
-    // A child that uses its copy counts itself, and then asks (I-CLAIM-1).
-    KeepFromHolders();
-    const bool alone =
-        NobodyInside() && SoleHolder() && SeekGate::Get().MayAdopt();
-    if (alone) HearMovedLatched();
-    if (!alone || (Travels() && !TakeOffsetsLatched())) {
-      SetMode(Mode::kPlain);
-    } else if (OwnFace() == Face::kLibrary &&
-               (UsedPastUs() || OptionsPin(fd()))) {
-      SetMode(Mode::kPlain);
-      lane_state_.Step(LaneState::Event::kPin);
-      reason_ = Reason::kPinnedSyscall;
-      foreign = true;
-    } else {
-      stream_.Write(tx_latch, rx_latch)
-          .reset(new (std::nothrow)
-                     Stream(role_, this, stream::Limits{}, &quick_));
-      if (stream_ == nullptr) {
-        SetMode(Mode::kPlain);
-      } else if (!lane_state_.Step(LaneState::Event::kAdopt)) {
-        SetMode(Mode::kPlain);
-        late = true;
-      } else {
-        stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
-                       rx_raw_.load(std::memory_order_relaxed));
-        adopted = true;
-        came_ns_.store(0, std::memory_order_relaxed);
-        TakeOptions();
-        // What others have set meanwhile was not seen here.
-        if (OwnFace() == Face::kLibrary || holders_ >= 0 || Travels()) {
-          LearnOptions(fd());
-        }
-        inode_.store(SocketInode(fd()), std::memory_order_relaxed);
-        if (Conductor* conductor = Conductor::IfRunning()) {
-          // Nothing is read yet.  Until the registrations have left the
-          // kernel's epoll sets, these sets must see what is there.
-          watch_events_ = 0;
-          watched_ = conductor->Watch(
-              fd(), std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
-        }
+  Adoption result = Adoption::kNotYet;
+  {
+    Latched latched(this);
+    if (lane_state_.state() == LaneState::State::kAgreed &&
+        mode() == Mode::kPlain) {
+      // The peer is not to wait for an adoption that does not come.
+      if (lane_state_.Pinned() || half_closed_ || !SoleHolder() ||
+          !SeekGate::Get().MayAdopt()) {
+        result = Adoption::kNever;
+      } else if (!closed_.load(std::memory_order_relaxed)) {
+        result = TakeFromKernelLatched();
       }
     }
-    if (!adopted) GiveToHolders();
   }
-  rx_latch.unlock();
-  tx_latch.unlock();
-  if (foreign || refused || late) CancelSeek();
-  if (!adopted) return false;
-  if (Conductor::IfRunning() == nullptr) return false;
+  if (result == Adoption::kNever) CancelSeek();
+  if (result != Adoption::kDone || Conductor::IfRunning() == nullptr) {
+    return false;
+  }
   if (Registrations::Get().ToUser(this)) {
     Moved();
   } else {
@@ -412,31 +408,39 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   // No latch of a stream is held here: fork takes them behind what this takes.
   GuardFaults();
   Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
-  // AwaitsLane(reason): the lane is left here, before the thread that waits for
-  // that goes on.  A fork, for instance, makes no child before.
-  const bool leaving = lane_state_.Leaving();
-  const bool alone = leaving ? SoleHolderBeforeFork() : SoleHolder();
-  // kOpen succeeds if the lane is still sought, and the stream is not pinned,
-  // unless it leaves.
-  if (mode() != Mode::kEngine || stream_ == nullptr ||
-      closed_.load(std::memory_order_relaxed) || lane_ != nullptr || !alone ||
-      !lane_state_.Step(LaneState::Event::kOpen)) {
+  {
+    Latched latched(this);
+    if (MayOpenLatched()) {
+      OpenLatched(std::move(lane), {epoch, mine, peers, authenticated});
+      return;
+    }
     EndSearchLatched();
     if (mode() == Mode::kEngine && stream_ != nullptr && lane_ == nullptr) {
       WakeRx();  // HoldsEnd
       PostSettle();
     }
     WakeHeld();
-    rx_latch.unlock();
-    tx_latch.unlock();
-    Stream::Refuse(lane.get(), epoch);
-    if (Conductor* conductor = Conductor::IfRunning()) {
-      conductor->ReturnLane(Share(), std::move(lane));
-    }
-    return;
   }
+  Stream::Refuse(lane.get(), epoch);
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    conductor->ReturnLane(Share(), std::move(lane));
+  }
+}
+
+// AwaitsLane(reason): the lane is left as soon as it has come, before the
+// thread that waits for that goes on.  A fork, for instance, makes no child
+// before.
+bool Sock::MayOpenLatched() {
+  const bool alone =
+      lane_state_.Leaving() ? SoleHolderBeforeFork() : SoleHolder();
+  // kOpen succeeds if the lane is still sought, and the stream is not pinned,
+  // unless it leaves.
+  return mode() == Mode::kEngine && stream_ != nullptr &&
+         !closed_.load(std::memory_order_relaxed) && lane_ == nullptr &&
+         alone && lane_state_.Step(LaneState::Event::kOpen);
+}
+
+void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   lane_.Write(tx_latch, rx_latch) = std::move(lane);
   lane_is_shm_.Write(tx_latch, rx_latch) = lane_->kind() == lane::Kind::kShm;
   next_line.store(&next_line, std::memory_order_relaxed);
@@ -444,13 +448,13 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
     static_cast<lane::shm::ShmLane*>(lane_.get())->KeepHint(&next_line);
   }
   lane_kind_ = lane_->kind();
-  lane_epoch_ = epoch;
+  lane_epoch_ = by.epoch;
   attempts_ = 0;
   if (lane_kind_ == lane::Kind::kRdma) {
     link_.reset();
     // The reason stands until the switch, which may never come if one end does
     // not send.
-    if (!authenticated && !promoted_) reason_ = Reason::kUnproven;
+    if (!by.authenticated && !promoted_) reason_ = Reason::kUnproven;
     static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
     ListRemote();
   }
@@ -459,14 +463,14 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   // During the switch the conductor takes the control messages.
   TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
            0);
-  RCSOCK_LOG(2, "fd %d: lane open, epoch %u", fd(), epoch);
+  RCSOCK_LOG(2, "fd %d: lane open, epoch %u", fd(), by.epoch);
   // Rule 2.  A peer that answers on an unauthenticated lane must also know more
   // of the connection than any program on its host can see.
   constexpr std::uint8_t kMinTail = 16;
-  stream_->LaneUp(lane_.get(), epoch, mine, peers,
-                  authenticated || role_ == stream::Role::kConnector,
-                  authenticated ? std::uint8_t{0} : kMinTail);
-  if (leaving) stream_->Demote(leaving_why_, true);
+  stream_->LaneUp(lane_.get(), by.epoch, by.mine, by.peers,
+                  by.authenticated || role_ == stream::Role::kConnector,
+                  by.authenticated ? std::uint8_t{0} : kMinTail);
+  if (lane_state_.Leaving()) stream_->Demote(leaving_why_, true);
   stream_->Progress();
   HandleChanges();
   // The lane may have come between two polls for room.  A send says that
@@ -478,8 +482,6 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
   WakeRx();  // HoldsEnd
   WakeHeld();
-  rx_latch.unlock();
-  tx_latch.unlock();
 }
 
 }  // namespace rcsock::posix

@@ -1,5 +1,4 @@
-// Connections that several processes hold: fork, exec, and the shared bytes
-// that were read ahead.
+// Connections that several processes hold: fork and exec.
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -20,11 +19,9 @@
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/socket/each_sock.h"
-#include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_plain.h"
-#include "lib/posix/socket/zero_copy.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/pinned.h"
@@ -34,193 +31,6 @@ namespace rcsock::posix {
 
 using base::Reason;
 using rendezvous::Conductor;
-
-// --- Bytes read ahead that are shared
-
-bool Sock::SpillLatched() {
-  if (!stream_->OnlyStash()) return false;
-  const int error = stream_->ErrorBehindStash();
-  stream::ByteQueue bytes = stream_->TakeStash();
-  if (!unread_.Make(bytes.data(), bytes.size(), inode(),
-                    came_ns_.load(std::memory_order_relaxed), error)) {
-    stream_->GiveStash(std::move(bytes));
-    return false;
-  }
-  unread_streams.fetch_add(1, std::memory_order_relaxed);
-  RCSOCK_LOG(1, "fd %d: %zu unread bytes are shared", fd(), bytes.size());
-  return true;
-}
-
-void Sock::BecomeUnread() {
-  unread_streams.fetch_add(1, std::memory_order_relaxed);
-  lane_state_.Step(LaneState::Event::kHalt);
-  SetUnread(true);
-}
-
-void Sock::EndUnreadLatched() {
-  if (mode() != Mode::kUnread) return;
-  unread_.Close();
-  if (Holding* all = FindHolding(holders_)) all->unread.store(0);
-  unread_streams.fetch_sub(1, std::memory_order_relaxed);
-  if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
-      !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
-      stream_ != nullptr) {
-    TryAgainLater();
-    lane_state_.Step(LaneState::Event::kConnect);
-  }
-  SetUnread(false);
-}
-
-// The analysis wants both latches for a change of the mode.
-void Sock::SetUnread(bool unread) RC_NO_LOCK_CHECK {
-  RC_DCHECK(mode() != Mode::kEngine);
-  mode_.Write(tx_latch, rx_latch)
-      .store(unread ? Mode::kUnread : Mode::kPlain, std::memory_order_seq_cst);
-}
-
-void Sock::Disconnected() {
-  Latched latched(this);
-  EndUnreadLatched();
-}
-
-IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
-                          std::size_t total, int flags, std::size_t* done) {
-  Critical critical;
-  rx_latch.lock();
-  // With the last of these bytes the stream may take a lane.  Its offsets are
-  // to have all that is counted below.
-  const InKernel in(this);
-  if (!IsAt(number)) {
-    rx_latch.unlock();
-    return IoResult::Gone();
-  }
-  std::size_t n = 0;
-  int error = 0;
-  bool failed = false;
-  bool fault = false;
-  if (mode() == Mode::kUnread && total > *done) {
-    IovRest rest(iov, count);
-    rest.Skip(*done);
-    const bool drop = (flags & MSG_TRUNC) != 0;
-    n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(), total - *done,
-                     (flags & MSG_PEEK) != 0);
-    fault = base::TakeFault();
-    if (unread_.size() == 0 && !fault) {
-      // The kernel may have what came before the error.
-      int more = 0;
-      if (n == 0 && *done == 0 && unread_.Failed() &&
-          ::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
-        rx_latch.unlock();
-        msghdr message{};
-        message.msg_iov = const_cast<iovec*>(iov);
-        message.msg_iovlen = static_cast<std::size_t>(count);
-        const ssize_t m =
-            ::syscall(SYS_recvmsg, number, &message, flags | MSG_DONTWAIT);
-        if (m <= 0) return IoResult::Retry();  // another thread's by now
-        if ((flags & MSG_PEEK) == 0) {
-          rx_raw_.fetch_add(static_cast<std::uint64_t>(m),
-                            std::memory_order_relaxed);
-        }
-        return IoResult::Done(m);
-      }
-      if (n == 0 && *done == 0) error = unread_.TakeError();
-      failed = unread_.Failed();
-      if (!failed) EndUnreadLatched();
-    }
-  }
-  rx_latch.unlock();
-  if (error != 0) {
-    errno = error;
-    return IoResult::Done(ssize_t{-1});
-  }
-  if (n == 0 && fault && *done == 0) {
-    errno = EFAULT;
-    return IoResult::Done(ssize_t{-1});
-  }
-  if (n == 0) {
-    if (failed || fault) return IoResult::Done(*done);
-    if (total > *done || mode() != Mode::kUnread) return IoResult::Retry();
-    return IoResult::Done(*done);
-  }
-  if ((flags & MSG_PEEK) == 0) {
-    rx_raw_.fetch_add(n, std::memory_order_relaxed);
-  }
-  *done += n;
-  if (*done == total || fault) return IoResult::Done(*done);
-  if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL)
-    return IoResult::Retry();
-  // The kernel's bytes go along, as they would in one queue: a reader may take
-  // a short answer for the end of what there is.
-  int more = 0;
-  if (::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
-    const ssize_t m = RecvRest(number, iov, count, *done, flags | MSG_DONTWAIT);
-    if (m > 0) {
-      if ((flags & MSG_PEEK) == 0) {
-        rx_raw_.fetch_add(static_cast<std::uint64_t>(m),
-                          std::memory_order_relaxed);
-      }
-      *done += static_cast<std::size_t>(m);
-    }
-  }
-  return IoResult::Done(*done);
-}
-
-int Sock::TakeKept() {
-  Critical critical;
-  const base::LatchGuard hold(rx_latch);
-  return mode() == Mode::kUnread ? TakeKeptLatched() : 0;
-}
-
-int Sock::TakeKeptLatched() {
-  const int error = unread_.TakeError();
-  if (unread_.size() == 0) EndUnreadLatched();
-  return error;
-}
-
-std::size_t Sock::UnreadBytes() {
-  if (mode() != Mode::kUnread) return 0;
-  Critical critical;
-  rx_latch.lock();
-  const std::size_t n = mode() == Mode::kUnread ? unread_.size() : 0;
-  rx_latch.unlock();
-  return n;
-}
-
-bool Sock::HasError() {
-  if (Completions()) return true;
-  if (mode() != Mode::kUnread) return false;
-  Critical critical;
-  const base::LatchGuard hold(rx_latch);
-  return mode() == Mode::kUnread && unread_.Failed();
-}
-
-int Sock::UnreadFd() {
-  Critical critical;
-  rx_latch.lock();
-  const int number =
-      mode() == Mode::kUnread && (unread_.size() > 0 || unread_.Failed())
-          ? unread_.fd()
-          : -1;
-  rx_latch.unlock();
-  return number;
-}
-
-bool Sock::InheritUnread(int memory) {
-  rx_latch.AssertUnshared();
-  if (!unread_.Open(memory)) return false;
-  connected_.store(true, std::memory_order_relaxed);
-  inode_.store(unread_.socket(), std::memory_order_relaxed);
-  came_ns_.store(unread_.came_ns(), std::memory_order_relaxed);
-  inherited_ = true;
-  if (holders_ < 0) {
-    // The process that started this program may read, too.
-    reason_ = Reason::kPinnedExec;
-    lane_state_.Step(LaneState::Event::kPin);
-    GivenAway();
-  }
-  BecomeUnread();
-  return true;
-}
 
 // --- Fork
 
@@ -244,7 +54,7 @@ void Sock::ShareByFork(std::uint32_t fork, bool hides) {
     return;
   }
   fork_.store(fork, std::memory_order_relaxed);
-  if (!HideByFork(all, hides)) all->count.fetch_add(1);
+  if (!claim_.HideFromChild(all, hides)) all->count.fetch_add(1);
 }
 
 void Sock::UnshareByFork(std::uint32_t fork) {
@@ -252,7 +62,7 @@ void Sock::UnshareByFork(std::uint32_t fork) {
   // stays, which only keeps the stream on TCP.
   Holding* const all = FindHolding(holders_);
   if (all == nullptr || fork_ != fork) return;
-  hides_ ? all->Unhide() : all->Leave();
+  claim_.Unhide(all);
 }
 
 void Sock::TellMovedLatched() {
@@ -285,7 +95,7 @@ void Sock::MarkFork() {
   Latched latched(this);
   TellMovedLatched();
   // The thread that would give the word may end by the exec.
-  GiveToHolders();
+  claim_.Give();
 }
 
 bool Sock::SoleHolder() const {
@@ -296,7 +106,7 @@ bool Sock::SoleHolder() const {
 bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
-  return (all == nullptr || all->AloneIs(made_copies_)) &&
+  return (all == nullptr || all->AloneIs(claim_.made_copies())) &&
          (!Travels() || AloneByNotes(true));
 }
 
@@ -341,14 +151,8 @@ void Sock::LeaveHolders() {
   TellMovedLatched();
   // The thread that took the stream from its lane may not have told yet, and
   // finds no Holding after this.
-  mode() == Mode::kEngine ? LoseForHolders() : GiveToHolders();
-  {
-    Critical critical;
-    const base::LatchGuard hold(hidden_latch);
-    const Unused hidden = hidden_.exchange(Unused::kNo);
-    if (hidden == Unused::kYes) all->Unhide();
-    if (hidden == Unused::kNo || hidden == Unused::kAsks) all->Leave();
-  }
+  mode() == Mode::kEngine ? claim_.Lose() : claim_.Give();
+  copy_.LeaveHolding(all);
   RCSOCK_LOG(2, "connection %d: now of %x", holders_.load(), all->count.load());
   holders_ = -1;
   told_tx_ = told_rx_ = 0;
@@ -372,7 +176,7 @@ void Sock::LeaveForExec() {
   MarkFork();
   TellGivenAway(all);
   exec_left_ = true;
-  if (mode() == Mode::kEngine) LoseForHolders();
+  if (mode() == Mode::kEngine) claim_.Lose();
   all->Leave();
 }
 
@@ -381,11 +185,35 @@ void Sock::ForkChild() {
   rx_latch.Reset();
   tx_latch.AssertUnshared();
   rx_latch.AssertUnshared();
-  // A thread of the parent was inside, or this thread was, and a handler has
-  // interrupted it there to fork.
+  ForgetCalls();
+  close_timer_ = 0;
+  zero_copy_.OnForkChild();
+  const bool hides = claim_.OnForkChild();
+  lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
+  watch_.OnForkChild();
+  anchor_.OnForkChild();
+  options_.OnForkChild();
+  timer_ = 0;
+  settle_posted_ = false;
+  starve_timer_ = false;
+  source_.store(nullptr);
+  source_wanted_ = false;
+  remote_ = Remote();
+  if (!copy_.OnForkChild(hides) && mode() == Mode::kEngine) LoseToParent();
+  on_lane_.store(false);
+  input_alone_.store(false);
+  ForgetMoved();
+  inherited_ = true;
+  if (Travels()) TravelledByFork();
+  sought_.store(false);
+  refs_.store(1);
+}
+
+// A thread of the parent was inside, or this thread was, and a handler has
+// interrupted it there to fork.
+void Sock::ForgetCalls() {
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
-  borrowers_.store(0, std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
   // This thread, too, may come back from a handler to a sleep of the parent's.
@@ -393,55 +221,31 @@ void Sock::ForkChild() {
   for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
   (void)parked_.Write(tx_latch, rx_latch).release();
   poll_sleepers.store(0, std::memory_order_relaxed);
-  close_timer_ = 0;
-  if (ZeroCopy* zero_copy = zero_copy_.load(std::memory_order_relaxed)) {
-    zero_copy->ForkChild();
-    CompletionsChanged();
+}
+
+// The stream could not be taken to TCP before the fork, so all of it is the
+// parent's.  The peer would take a byte from here for one of the parent's
+// frames.  The parent need not share the stream: it may have a lane again, and
+// the parent's end is the connection's.
+void Sock::LoseToParent() {
+  PutDeadSocket("its peer did not answer before fork");
+  if (Holding* all = FindHolding(holders_); all != nullptr) {
+    all->Leave();
+    holders_ = -1;
   }
-  // Without ForkPrepare this is what an earlier fork has left.
-  const bool hides = std::exchange(hides_, false) && CountedByParent();
-  made_copies_.store(false);
-  kept_claim_.store(false);
-  lane_state_.OnForkChild(mode() == Mode::kEngine && !hides);
-  watched_ = false;
-  timer_ = 0;
-  settle_posted_ = false;
-  starve_timer_ = false;
-  source_.store(nullptr);
-  source_wanted_ = false;
-  remote_ = Remote();
-  if (hidden_.load() != Unused::kNo) {
-    // A copy of a copy.  Without room for it, this process is counted.
-    hidden_.store(hides ? Unused::kYes : Unused::kAsks);
-  } else if (hides) {
-    BecomeHidden();
-  } else if (mode() == Mode::kEngine) {
-    // The stream could not be taken to TCP before the fork, so all of it is the
-    // parent's.  The peer would take a byte from here for one of the parent's
-    // frames.  The parent need not share the stream: it may have a lane again,
-    // and the parent's end is the connection's.
-    PutDeadSocket("its peer did not answer before fork");
-    if (Holding* all = FindHolding(holders_); all != nullptr) {
-      all->Leave();
-      holders_ = -1;
-    }
-    Registrations::Get().Drop(this, -1, -1);
-    ForgetEngine();
-  }
-  on_lane_.store(false);
-  input_alone_.store(false);
-  // The parent counts what it did.
+  Registrations::Get().Drop(this, -1, -1);
+  ForgetEngine();
+}
+
+// The parent counts what it did.
+void Sock::ForgetMoved() {
   quick_ = stream::Quick();
-  lane_tx_ = lane_rx_ = anchor_rx_ = 0;
+  lane_tx_ = lane_rx_ = 0;
   account_tx_ = tx_raw_.load();
   account_rx_ = rx_raw_.load();
   told_tx_ = account_tx_;
   told_rx_ = account_rx_;
-  inherited_ = true;
-  if (Travels()) TravelledByFork();
-  sought_.store(false);
   promoted_ = false;
-  refs_.store(1);
 }
 
 // The lane and what the engine does are the parent's.  No destructor runs: it
@@ -517,8 +321,8 @@ bool Sock::PinForExec(std::uint64_t deadline_ns) {
 bool Sock::MayBequeath() {
   return connected_.load() && !closed_.load() && given_away_.load() == 0 &&
          !IsHalfClosed() && (!lane_state_.Pinned() || exec_pinned_) &&
-         !lane_state_.Never() && !zero_copy_on_.load() && !Travels() &&
-         Hold() && HoldingsFd() >= 0 && !Registrations::Get().Kept(this);
+         !lane_state_.Never() && !zero_copy_.on() && !Travels() && Hold() &&
+         HoldingsFd() >= 0 && !Registrations::Get().Kept(this);
 }
 
 void Sock::SpoilForNext(int number) const {
@@ -561,8 +365,8 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->tx_raw_.store(sock->told_tx_);
   sock->rx_raw_.store(sock->told_rx_);
   sock->inherited_ = true;
-  sock->set_fd(fd);
-  sock->set_inode(all->inode.load());
+  sock->anchor().SetNumber(fd);
+  sock->anchor().SetInode(all->inode.load());
   // The connection may have been on a lane before.
   sock->drift_ = Notes(fd).GetDrift();
   sock->LearnOptions(fd);
@@ -581,7 +385,7 @@ void Sock::Unpin() {
   // the children.
   if (mode() == Mode::kEngine) {
     Latched latched(this);
-    if (mode() == Mode::kEngine) KeepFromHolders();
+    if (mode() == Mode::kEngine) claim_.Keep();
   }
   if (!exec_pinned_) return;
   exec_pinned_ = false;

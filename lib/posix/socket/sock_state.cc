@@ -107,24 +107,6 @@ std::uint32_t KernelInput(int fd) {
 
 }  // namespace
 
-// Returns whether the kernel has seen a reset, which the next write is to hear
-// of.  POLLERR may also be nothing but a completion of MSG_ZEROCOPY: the stream
-// proposes when that has been taken.
-bool Sock::Broken() const {
-  pollfd one{fd(), 0, 0};
-  return base::PollNow(&one) > 0;
-}
-
-bool Sock::Ended() {
-  pollfd one{fd(), POLLRDHUP, 0};
-  return base::PollNow(&one) > 0;
-}
-
-bool Sock::KernelIsFull() const {
-  pollfd one{fd(), POLLOUT, 0};
-  return base::PollNow(&one) == 0;
-}
-
 // While a switch is under way its rules say what TCP's end means.  POLLERR may
 // be nothing but a completion of MSG_ZEROCOPY.
 bool Sock::TcpEndsNext() {
@@ -171,96 +153,96 @@ bool Sock::TakeTcpEnd() {
   return true;
 }
 
-std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
-                                    bool* plain, bool drained) {
-  Critical critical;
-  std::uint32_t ready = 0;
-  bool rx_fast = false;
-  const auto gone = [&] { return number >= 0 && !IsAt(number); };
-  rx_latch.lock();
-  if (gone()) [[unlikely]] {
-    rx_latch.unlock();
-    *plain = true;
-    return 0;
-  }
-  // If may_receive is set, the engine has the stream.  Then neither the mode
-  // nor the stream is read: of thousands of streams they are in no cache.
-  rx_fast = quick_.may_receive;
-  if (!rx_fast && mode() != Mode::kEngine) {
-    rx_latch.unlock();
-    *plain = true;
-    return 0;
-  }
-  bool pending = rx_fast && (drained ? lane_->RxLanded() : lane_->RxPending());
+// If may_receive is set, the engine has the stream.  Then neither the mode nor
+// the stream is read: of thousands of streams they are in no cache.
+inline std::uint32_t Sock::RingReadinessLatched(std::uint32_t events,
+                                                bool drained, bool* fast,
+                                                bool* end) {
+  *end = false;
+  *fast = quick_.may_receive;
+  if (!*fast) return 0;
+  bool pending = drained ? lane_->RxLanded() : lane_->RxPending();
   if (pending && lane_->State() != base::Reason::kNone) [[unlikely]] {
     // A dead lane is "pending" whether or not there is anything to read.
-    rx_fast = pending = false;
+    *fast = false;
+    return 0;
   }
   // This may be the peer's end, of which more is to be told than input.  A
   // thread that has not shut down and does not ask for RDHUP reads the end, and
   // so learns of it.
-  const bool end = pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) &&
-                   EndNextLatched();
-  if (end) rx_fast = pending = false;
-  if (pending) ready |= kInRing;
-  if (pending || (rx_fast && rd_shut_)) ready |= POLLIN | POLLRDNORM;
-  if (rx_fast && rd_shut_) ready |= POLLRDHUP;
-  if (rx_fast && rd_shut_ && stream_->Shut()) ready |= POLLHUP;
-  rx_latch.unlock();
-  if (end) TakeEnd();
-  if (rx_fast && (events & (POLLOUT | POLLWRNORM)) == 0) {
-    return ready & (events | POLLHUP);
+  if (pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) &&
+      EndNextLatched()) {
+    *end = true;
+    *fast = false;
+    return 0;
   }
-  tx_latch.lock();
-  if (mode() != Mode::kEngine || gone()) {
-    tx_latch.unlock();
+  std::uint32_t ready = pending ? kInRing | POLLIN | POLLRDNORM : 0;
+  if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
+  if (rd_shut_ && stream_->Shut()) ready |= POLLHUP;
+  return ready;
+}
+
+std::uint32_t Sock::WholeReadinessLatched(std::uint32_t events) {
+  std::uint32_t ready = stream_->Readiness();
+  const bool asks_room = (events & (POLLOUT | POLLWRNORM)) != 0;
+  // A receiver that has stopped reading is not to hold the sender.
+  if (stream_->FastTx() && (ready & POLLOUT) == 0 && asks_room) WatchStarved();
+  if (stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
+      asks_room && anchor_.IsFull()) {
+    // TCP tells the conductor when it takes more.
+    ready &= ~static_cast<std::uint32_t>(POLLOUT);
+    watch_.WantRoom();
+    UpdateWatch();
+  }
+  if (stream_->AtKernel()) {
+    ready |= KernelInput(fd());
+  } else if (stream_->tx() == stream::Tx::kRaw &&
+             stream_->rx() == stream::Rx::kRaw && (ready & POLLRDHUP) != 0 &&
+             !stream_->TxBroken() && !stream_->EndedInOrder()) {
+    // TCP's end has been read, and the stream goes back to the kernel
+    // (BackToPlain).  The kernel has already told of a reset behind that end.
+    ready |= KernelInput(fd()) & (POLLERR | POLLHUP);
+  }
+  if (ready & POLLIN) ready |= POLLRDNORM;
+  if (ready & POLLOUT) ready |= POLLWRNORM;
+  if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
+  if (rd_shut_ && stream_->Shut()) ready |= POLLHUP;
+  return ready;
+}
+
+std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
+                                    bool* plain, bool drained) {
+  Critical critical;
+  const auto gone = [&] { return number >= 0 && !IsAt(number); };
+  rx_latch.lock();
+  if (gone() || (!quick_.may_receive && mode() != Mode::kEngine)) {
+    rx_latch.unlock();
     *plain = true;
     return 0;
   }
-  if (rx_fast && stream_->FastTx()) {
+  bool fast;
+  bool end;
+  std::uint32_t ready = RingReadinessLatched(events, drained, &fast, &end);
+  rx_latch.unlock();
+  if (end) TakeEnd();
+  if (fast && (events & (POLLOUT | POLLWRNORM)) == 0) {
+    return ready & (events | POLLHUP);
+  }
+  const base::LatchGuard hold_tx(tx_latch);
+  if (mode() != Mode::kEngine || gone()) {
+    *plain = true;
+    return 0;
+  }
+  if (fast && stream_->FastTx()) {
     if (lane_->Writable() > 0) {
       ready |= POLLOUT | POLLWRNORM;
     } else {
       WatchStarved();
     }
-    tx_latch.unlock();
     return ready & events;
   }
-  rx_latch.lock();
-  if (mode() != Mode::kEngine) {
-    *plain = true;
-    ready = 0;
-  } else {
-    ready = stream_->Readiness();
-    // A receiver that has stopped reading is not to hold the sender.
-    if (stream_->FastTx() && (ready & POLLOUT) == 0 &&
-        (events & (POLLOUT | POLLWRNORM)) != 0) {
-      WatchStarved();
-    }
-    if (stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
-        (events & (POLLOUT | POLLWRNORM)) != 0 && KernelIsFull()) {
-      // TCP tells the conductor when it takes more.
-      ready &= ~static_cast<std::uint32_t>(POLLOUT);
-      tx_wait_ = true;
-      UpdateWatch();
-    }
-    if (stream_->AtKernel()) {
-      ready |= KernelInput(fd());
-    } else if (stream_->tx() == stream::Tx::kRaw &&
-               stream_->rx() == stream::Rx::kRaw && (ready & POLLRDHUP) != 0 &&
-               !stream_->TxBroken() && !stream_->EndedInOrder()) {
-      // TCP's end has been read, and the stream goes back to the kernel
-      // (BackToPlain).  The kernel has already told of a reset behind that end.
-      ready |= KernelInput(fd()) & (POLLERR | POLLHUP);
-    }
-    if (ready & POLLIN) ready |= POLLRDNORM;
-    if (ready & POLLOUT) ready |= POLLWRNORM;
-    if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
-    if (rd_shut_ && stream_->Shut()) ready |= POLLHUP;
-  }
-  rx_latch.unlock();
-  tx_latch.unlock();
-  return ready & (events | POLLERR | POLLHUP);
+  const base::LatchGuard hold_rx(rx_latch);
+  return WholeReadinessLatched(events) & (events | POLLERR | POLLHUP);
 }
 
 // The anchor's own end comes when both ends have said theirs, and have read

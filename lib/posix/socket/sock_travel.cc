@@ -140,7 +140,7 @@ bool Sock::AloneByNotes(bool unspoilt) const {
 bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
   if (!connected_.load() || closed_.load() || given_away_.load() != 0 ||
       IsHalfClosed() || lane_state_.Pinned() || lane_state_.Never() ||
-      zero_copy_on_.load() || OwnFace() != Face::kPreload ||
+      zero_copy_.on() || OwnFace() != Face::kPreload ||
       ProcessPinned() != Reason::kNone || InBorrowedMemory()) {
     return false;
   }
@@ -153,7 +153,7 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
       notes.DropShare(share);  // another thread passes it, too
     }
     if (!notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0)) return false;
-    set_inode(SocketInode(number));
+    anchor().SetInode(SocketInode(number));
     travels_.store(true, std::memory_order_seq_cst);
     // A child that was forked before this knows of no share, and would take the
     // connection for its own.  The caller's Pin tells it by the Holding.  A
@@ -212,7 +212,7 @@ static Sock* Twin(int number, const Notes& notes) {
     }
     Sock* sock = LookupSock(fd);
     if (sock != nullptr && fd != number && sock->Travels() &&
-        sock->inode() == inode && SocketInode(fd) == inode) {
+        sock->anchor().inode() == inode && SocketInode(fd) == inode) {
       return sock;
     }
   }
@@ -256,8 +256,8 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   sock->rx_latch.AssertUnshared();
   sock->share_.store(share);
   sock->travels_.store(true);
-  sock->set_inode(SocketInode(number));
-  sock->set_fd(number);
+  sock->anchor().SetInode(SocketInode(number));
+  sock->anchor().SetNumber(number);
   sock->drift_ = Notes(number).GetDrift();
   std::uint64_t tx = 0;
   std::uint64_t rx = 0;
@@ -293,7 +293,7 @@ void Sock::TakeSettings(int number) {
   if (::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_ZEROCOPY, &zero_copy,
                 &size) == 0 &&
       zero_copy != 0) {
-    SetZeroCopy(true);
+    zero_copy_.Set(true);
   }
   if (role_ != stream::Role::kAcceptor) return;
   sockaddr_storage own{};

@@ -135,7 +135,7 @@ void Sock::JudgeStarved(Starved starved) {
     return;
   }
   const std::uint64_t at = tx_raw_.load(std::memory_order_relaxed);
-  const bool vain = KernelIsFull() || at - starved.left_at >= kMoreThanTcp;
+  const bool vain = anchor_.IsFull() || at - starved.left_at >= kMoreThanTcp;
   const bool over = at != starved.left_at && at == starved.seen_at;
   if (!vain && !over && starved.looks + 1 < kMostJudged) {
     JudgeSoon({starved.left_at, at, starved.looks + 1});
@@ -243,6 +243,66 @@ int Sock::WaitRest(Wait& wait, std::uint32_t seq) {
   return WaitRx(brief, seq);
 }
 
+namespace {
+
+timespec TimeFor(std::uint64_t ns) {
+  return {static_cast<time_t>(ns / 1'000'000'000),
+          static_cast<long>(ns % 1'000'000'000)};
+}
+
+// One sleep of this thread, on a lane or on a word of its stream.
+struct Sleep {
+  // Sleeps, unless something has changed, until `limit`, if that is not null.
+  // Handlers run meanwhile.  One that has run since the call began must end the
+  // call.  Returns as FutexSleep.
+  int For(timespec* limit) const;
+  bool Handled() const { return handlers != before; }
+
+  const volatile std::uint32_t& handlers;
+  const std::uint32_t before;
+  std::atomic<std::uint32_t>& word;
+  const std::uint32_t seq;
+  lane::Lane* const lane;
+  const std::uint32_t token;
+  const bool tx;
+};
+
+inline int Sleep::For(timespec* limit) const {
+  ThreadSignals& self = tls_signals;
+  const OutsideCritical outside;
+  if (Handled()) return -EINTR;
+  int result = 0;
+  if (lane == nullptr) {
+    self.word = &word;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    result = Handled() ? -EINTR : base::FutexSleep(&word, seq, limit, false);
+    self.word = nullptr;
+  } else if (word.load(std::memory_order_seq_cst) == seq) {
+    self.lane = lane;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    result = Handled() ? -EINTR
+             : tx      ? lane->SleepTx(token, limit)
+                       : lane->SleepRx(token, limit);
+    self.lane = nullptr;
+  }
+  return result;
+}
+
+}  // namespace
+
+// A program that is linked with rcsock may have set O_NONBLOCK by a plain
+// fcntl.
+bool Sock::MayBlock(const Wait& wait) {
+  if (wait.poll || OwnFace() != Face::kLibrary ||
+      nonblock.load(std::memory_order_relaxed)) {
+    return true;
+  }
+  const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
+  if (flags < 0 || (flags & O_NONBLOCK) == 0) return true;
+  nonblock.store(true, std::memory_order_relaxed);
+  return false;
+}
+
 // A wake-up cannot be lost (I-SLEEP-1).  Without a lane: `seq` was read before
 // the stream was looked at, each change bumps the word after, and the kernel
 // compares.  With a lane: the lane does this with its own word and `token`.
@@ -254,20 +314,15 @@ int Sock::WaitRest(Wait& wait, std::uint32_t seq) {
 // The analysis cannot know a latch that `tx` chooses.
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) RC_NO_LOCK_CHECK {
-  if (!wait.poll && OwnFace() == Face::kLibrary &&
-      !nonblock.load(std::memory_order_relaxed)) {
-    // A plain fcntl may have set O_NONBLOCK.
-    const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
-    if (flags >= 0 && (flags & O_NONBLOCK) != 0) {
-      nonblock.store(true, std::memory_order_relaxed);
-      return -EAGAIN;
-    }
-  }
+  if (!MayBlock(wait)) return -EAGAIN;
   ThreadSignals& self = tls_signals;
-  const volatile std::uint32_t& handlers =
-      wait.poll || wait.part ? self.any : self.interrupts;
-  const std::uint32_t before = wait.part ? wait.any : wait.signals;
-  std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
+  const Sleep sleep{wait.poll || wait.part ? self.any : self.interrupts,
+                    wait.part ? wait.any : wait.signals,
+                    tx ? tx_seq_ : rx_seq_,
+                    seq,
+                    lane,
+                    token,
+                    tx};
   base::Latch& latch = tx ? tx_latch : rx_latch;
   std::atomic<int>& count = lane != nullptr ? LanePins()
                             : tx            ? tx_sleepers_
@@ -275,48 +330,20 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   count.fetch_add(1, std::memory_order_seq_cst);
   const bool is_left = left_fd_ >= 0 && SleepsLeft();
   latch.unlock();
-  timespec left{};
-  timespec* limit = nullptr;
   const std::uint64_t start = base::Ticks();
   const std::uint64_t now = wait.deadline_ns != 0 ? base::NowNs() : 0;
   const bool late = wait.deadline_ns != 0 && now >= wait.deadline_ns;
+  timespec left = late ? timespec{} : TimeFor(wait.deadline_ns - now);
   int result = late ? -EAGAIN : 0;
   {
     CountedSleep counted(&count);
     // No latch is held, and unwinding undoes the rest.
     ::pthread_testcancel();
     if (!late) {
-      if (wait.deadline_ns != 0) {
-        const std::uint64_t ns = wait.deadline_ns - now;
-        left = {static_cast<time_t>(ns / 1'000'000'000),
-                static_cast<long>(ns % 1'000'000'000)};
-        limit = &left;
-      }
-      // Outside the critical section, so that handlers run.  A handler that has
-      // run since the call began must end the call.
-      OutsideCritical outside;
-      if (handlers != before) {
-        result = -EINTR;
-      } else if (lane == nullptr) {
-        self.word = &word;
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-        result = handlers != before
-                     ? -EINTR
-                     : base::FutexSleep(&word, seq, limit, false);
-        self.word = nullptr;
-      } else if (word.load(std::memory_order_seq_cst) == seq) {
-        self.lane = lane;
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-        result = handlers != before ? -EINTR
-                 : tx               ? lane->SleepTx(token, limit)
-                                    : lane->SleepRx(token, limit);
-        self.lane = nullptr;
-      }
-    }
-    if (!late) {
-      if (handlers != before) result = -EINTR;
+      result = sleep.For(wait.deadline_ns != 0 ? &left : nullptr);
+      if (sleep.Handled()) result = -EINTR;
       if (result == -EINTR && (wait.poll || wait.deadline_ns == 0) &&
-          !wait.part && handlers == before) {
+          !wait.part && !sleep.Handled()) {
         result = 0;  // the handler asked for SA_RESTART, or there was none
       }
       if (lane != nullptr && result != -EAGAIN) {
