@@ -315,8 +315,7 @@ void Discover(int fd) {
   socklen_t length = sizeof peer;
   if (fd < 0 || base::IsInternalFd(fd) || InBorrowedMemory() ||
       ::syscall(SYS_getpeername, fd, &peer, &length) != 0 ||
-      (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) ||
-      !IsTcp(fd)) {
+      (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) || !IsTcp(fd)) {
     return;
   }
   Sock* const sock = NewSock(fd, stream::Role::kAcceptor);
