@@ -52,7 +52,7 @@ struct Model {
     kOwner,
     kFork,
     kChild,
-    kKeeps,  // Sock::kept_
+    kKeeps,  // ClaimKeeper::kept_
     kClosed,
     kSize
   };

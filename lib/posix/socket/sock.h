@@ -175,9 +175,6 @@ class Sock final : public SockLayout {
   bool HasRoom(int number, const lane::Lane* lane);
   // If EndNext, takes the peer's end, and makes the edge that follows from it.
   void TakeEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // As TakeEnd.  If TCP has closed the anchor, takes that end, too, and returns
-  // true.
-  bool TakeTcpEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns those of `events`, and of POLLERR and POLLHUP, that hold now.
   // `number` must be this stream's, or -1 if the caller keeps the stream by a
   // reference.  If the engine does not have the stream, or `number` is another
@@ -386,8 +383,6 @@ class Sock final : public SockLayout {
   // Pins the stream, tells other holders that no lane may come, and takes one
   // step of ToPlain.  Does not wait for the peer.
   void LeaveForGood(base::Reason reason);
-  // Ends ToPlain for a stream that did not reach the kernel in time.
-  void StopLeaving();
   // Has the conductor take one step of ToPlain.  The caller is a child that
   // borrows this process's memory, but not its descriptors.
   void AskFromBorrowed();
@@ -817,6 +812,9 @@ class Sock final : public SockLayout {
       RC_REQUIRES(rx_latch);
   std::uint32_t WholeReadinessLatched(std::uint32_t events)
       RC_REQUIRES(tx_latch, rx_latch);
+  // As TakeEnd.  If TCP has closed the anchor, takes that end, too, and returns
+  // true.
+  bool TakeTcpEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // ReadableBytes of a stream that the engine has, or in kUnread.
   std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the end, or urgent data, follows what TCP has.
@@ -866,6 +864,8 @@ class Sock final : public SockLayout {
   bool LeavesEngineLatched(bool* spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LeaveEngineLatched(bool spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LookAfterLeaving() RC_REQUIRES(tx_latch, rx_latch);
+  // Ends ToPlain for a stream that did not reach the kernel in time.
+  void StopLeaving();
   bool StuckOnStash();
   bool AwaitsLane(base::Reason reason);
   void BoundSendsLatched() RC_REQUIRES(tx_latch);

@@ -39,7 +39,10 @@ ZeroCopy* ZeroCopyUse::ForCall() {
   return its();
 }
 
-void ZeroCopyUse::Changed() { sock_->SetCompletions(!its()->empty()); }
+void ZeroCopyUse::Changed() {
+  sock_->rx_latch.AssertHeld();
+  sock_->SetCompletions(!its()->empty());
+}
 
 void ZeroCopyUse::Forget() {
   sock_->rx_latch.AssertHeld();
@@ -84,7 +87,8 @@ ssize_t ZeroCopyUse::RecvErrors(int number, msghdr* message, int flags) {
 void ZeroCopyUse::OnForkChild() {
   if (its() == nullptr) return;
   its()->ForkChild();
-  Changed();
+  sock_->rx_latch.AssertUnshared();
+  sock_->SetCompletions(!its()->empty());
 }
 
 void Sock::SetCompletions(bool some) {
