@@ -13,6 +13,7 @@ namespace rcsock::tools {
 struct StatOptions {
   bool json = false;
   bool prometheus = false;
+  std::optional<std::string> serve;  // [HOST:]PORT
   std::optional<double> watch;  // seconds between pictures
   std::optional<double> over;   // seconds over which rates are taken
   int pid = 0;
