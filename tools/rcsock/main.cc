@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iostream>
@@ -82,7 +83,12 @@ std::string LanesWrong(std::string& word) {
 
 // Returns why no lane over shared memory opens here, or "".
 std::string WhyNoSharedMemory() {
+  // Rules are looked at elsewhere; those of the command are not the probe's.
+  const char* set = std::getenv("RCSOCK_RULES");
+  const std::string rules = set != nullptr ? set : "";
+  ::unsetenv("RCSOCK_RULES");
   const rcsock::tools::ProbeResult probe = rcsock::tools::ProbeHere("shm");
+  if (set != nullptr) ::setenv("RCSOCK_RULES", rules.c_str(), 1);
   if (!probe.error.empty()) return probe.error;
   return probe.lane == "shm" ? "" : probe.reason_text;
 }
