@@ -64,6 +64,14 @@ class Sock final : public SockLayout {
   bool TryRef();
 
   // --- The application's calls: bytes or 0, or -1 with errno
+  // The parts of a blocking send on TCP (SendParts).
+  static constexpr std::size_t kSendPart = 256 << 10;
+  // Goes on with a blocking send of which `done` bytes have gone, by parts, so
+  // that the stream can be adopted between two of them.  `life` and `signals`
+  // are what Life() and tls_signals.any were when the call began.  Returns the
+  // bytes of the whole call.
+  ssize_t SendParts(int fd, const iovec& whole, std::size_t done, int flags,
+                    std::uint32_t life, std::uint32_t signals);
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has
   // nothing to restart.  Any handler ends it where it would sleep.  The kernel
   // has no such flag.
@@ -839,6 +847,7 @@ class Sock final : public SockLayout {
       RC_RELEASE(rx_latch);
   // Anchor::Recv for a stream whose recvmsg tells when the bytes came.
   [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
+  bool MayPlain(const InKernel& in, int fd) const;
   // Sends the rest of a blocking send that began on a lane.
   ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                    int flags);

@@ -81,7 +81,7 @@ Rounds::Rounds(std::string host, std::uint16_t port,
       port_(port),
       client_(std::make_unique<Client>(host_, port_)) {
   for (const Transport transport : transports) {
-    entries_.push_back({transport, ""});
+    entries_.push_back({transport, "", ""});
   }
 }
 
