@@ -139,7 +139,10 @@ std::string Outcome::WhyTcpInWords() const {
   for (const auto& [reason, count] : reasons) {
     for (std::size_t i = 0; i < std::size(kTexts); ++i) {
       if (reason != base::kReasonKeys[i]) continue;
-      why += (why.empty() ? "" : "; ") + std::string(kTexts[i]);
+      // An RDMA lane was asked for by name, wherever the peer is.
+      const bool device = reason == base::ReasonKey(base::Reason::kNoDevice);
+      why += (why.empty() ? "" : "; ") +
+             std::string(device ? "there is no RDMA device" : kTexts[i]);
     }
   }
   return why;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tools/rcsock/perf/median.h"
 #include "tools/rcsock/perf/plot.h"
 #include "tools/rcsock/perf/report.h"
 
@@ -208,22 +209,20 @@ std::string PointsCard(const std::string& title, const std::string& note,
                             Escaped(row.plain));
         continue;
       }
-      const double figure = value(row.Median());
-      double least = figure;
-      double most = figure;
-      for (const Outcome& run : row.runs) {
-        least = std::min(least, value(run));
-        most = std::max(most, value(run));
-      }
+      std::vector<double> samples;
+      for (const Outcome& run : row.runs) samples.push_back(value(run));
+      const auto [least, most] =
+          std::minmax_element(samples.begin(), samples.end());
+      const double figure = MedianOf(samples);
       cells.push_back(row.runs.size() < 2
                           ? text(figure)
                           : fmt::format("{} <small>({} to {})</small>",
-                                        text(figure), text(least), text(most)));
-      if (least <= 0) continue;
+                                        text(figure), text(*least), text(*most)));
+      if (*least <= 0) continue;
       series.points.emplace_back(static_cast<double>(point.at), figure);
-      series.spread.emplace_back(least, most);
-      low = std::min(low, least);
-      high = std::max(high, most);
+      series.spread.emplace_back(*least, *most);
+      low = std::min(low, *least);
+      high = std::max(high, *most);
     }
     if (series.points.empty()) continue;
     missing += gaps;
