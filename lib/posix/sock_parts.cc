@@ -1,6 +1,6 @@
 // A blocking send of many bytes, on a stream that may get a lane.  In the
-// kernel, one call would stay until all bytes are sent.  The stream could not be
-// adopted meanwhile, and would never leave TCP.
+// kernel, one call would stay until all bytes are sent.  The stream could not
+// be adopted meanwhile, and would never leave TCP.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -53,8 +53,7 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
       if (mode() == Mode::kEngine) continue;
       break;
     }
-    const ssize_t n =
-        in.Sent(SendRest(fd, &part, 1, 0, flags | MSG_DONTWAIT));
+    const ssize_t n = in.Sent(SendRest(fd, &part, 1, 0, flags | MSG_DONTWAIT));
     if (n > 0) {
       done += static_cast<std::size_t>(n);
     } else if (errno != EAGAIN) {

@@ -319,21 +319,21 @@ TEST_F(Policy, LanesOfTheEnvironment) {
     bool shm;
     bool rdma;
   };
-  for (const Case& one : std::initializer_list<Case>{
-           {"", true, true},
-           {"auto", true, true},
-           {"shm", true, false},
-           {"rdma", false, true},
-           {"shm,rdma", true, true},
-           {"rdma,shm", true, true},
-           {"tcp", false, false},
-           {"shm,", false, false},
-           {",shm", false, false},
-           {"shm,,rdma", false, false},
-           {"shm,tcp", false, false},
-           {"auto,shm", false, false},
-           {"shm+rdma", false, false},
-           {"ib", false, false}}) {
+  for (const Case& one :
+       std::initializer_list<Case>{{"", true, true},
+                                   {"auto", true, true},
+                                   {"shm", true, false},
+                                   {"rdma", false, true},
+                                   {"shm,rdma", true, true},
+                                   {"rdma,shm", true, true},
+                                   {"tcp", false, false},
+                                   {"shm,", false, false},
+                                   {",shm", false, false},
+                                   {"shm,,rdma", false, false},
+                                   {"shm,tcp", false, false},
+                                   {"auto,shm", false, false},
+                                   {"shm+rdma", false, false},
+                                   {"ib", false, false}}) {
     ::setenv("RCSOCK_LANES", one.text, 1);
     LoadConfig();
     EXPECT_EQ(one.shm, GetConfig().terms.shm) << one.text;

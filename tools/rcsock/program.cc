@@ -52,8 +52,8 @@ std::string Interpreter(const std::string& path) {
 
 // What a program's file says of itself.
 struct Elf {
-  bool is = false;     // an ELF file at all
-  bool ours = false;   // of this architecture
+  bool is = false;       // an ELF file at all
+  bool ours = false;     // of this architecture
   bool dynamic = false;  // a loader starts it
   bool go = false;
 };
@@ -121,7 +121,8 @@ std::string WhyNotElf(const std::string& path) {
   if (!elf.ours) {
     return "is built for another architecture: the loader ignores the preload";
   }
-  if (!elf.dynamic) return "is statically linked: the loader ignores the preload";
+  if (!elf.dynamic)
+    return "is statically linked: the loader ignores the preload";
   return elf.go ? "is a Go program: its calls do not pass libc" : "";
 }
 

@@ -142,9 +142,9 @@ void Report(const std::string& about, const std::string& wanted,
     return;
   }
   std::string mend;
-  if (!set.empty() && (wanted.empty()
-                           ? set != "auto" && result.reason == "policy"
-                           : !Allows(set, wanted))) {
+  if (!set.empty() &&
+      (wanted.empty() ? set != "auto" && result.reason == "policy"
+                      : !Allows(set, wanted))) {
     mend =
         fmt::format("RCSOCK_LANES={} keeps it away: unset RCSOCK_LANES", set);
   } else if (!rule.empty()) {

@@ -128,8 +128,8 @@ void Check(const Options& options) {
   if (options.server &&
       (mode != Mode::kStream || options.seconds || options.bytes > 0 ||
        options.parallel > 1 || options.size || options.interval ||
-       options.settle || options.rate > 0 || options.reverse || options.both || options.active ||
-       !options.transports.empty() || options.compare ||
+       options.settle || options.rate > 0 || options.reverse || options.both ||
+       options.active || !options.transports.empty() || options.compare ||
        !options.report.empty() || options.syscalls)) {
     Wrong("-s takes -p, -B, -1, -A and -J: the client says what is measured");
   }
@@ -377,7 +377,8 @@ int RunReport(const Options& options) {
   // Before the minutes of measuring, not after them.
   NewFile file(options.report);
   Rounds rounds(options.host, options.port, TransportsOf(options));
-  const Report report = Measure(&rounds, SpecOf(options), options.host, options.rounds);
+  const Report report =
+      Measure(&rounds, SpecOf(options), options.host, options.rounds);
   file.Commit(Page(report));
   if (options.json) {
     fmt::print("{}\n", ToJson(report).dump(2));

@@ -144,8 +144,8 @@ std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count,
                          const std::string& what) {
   std::vector<Row> all;
   for (int round = 1; round <= count; ++round) {
-    std::vector<Row> rows = rounds->Run(
-        spec, fmt::format("{}round {} of {}", what, round, count));
+    std::vector<Row> rows =
+        rounds->Run(spec, fmt::format("{}round {} of {}", what, round, count));
     if (all.empty()) {
       all = std::move(rows);
       continue;

@@ -161,8 +161,8 @@ std::string LatencyCard(const std::vector<Row>& rows) {
     low = std::min(low, series.points.front().first);
     high = std::max(high, series.points.back().first);
     all.push_back(std::move(series));
-    table += "<tr>" + Cell(Title(row.transport)) +
-             Cell(Micros(UsAt(latency, 0)));
+    table +=
+        "<tr>" + Cell(Title(row.transport)) + Cell(Micros(UsAt(latency, 0)));
     for (const double part : kParts) table += Cell(Micros(UsAt(latency, part)));
     table += Cell(Micros(UsAt(latency, 1))) + "</tr>";
   }
@@ -217,7 +217,8 @@ std::string PointsCard(const std::string& title, const std::string& note,
       cells.push_back(row.runs.size() < 2
                           ? text(figure)
                           : fmt::format("{} <small>({} to {})</small>",
-                                        text(figure), text(*least), text(*most)));
+                                        text(figure), text(*least),
+                                        text(*most)));
       if (*least <= 0) continue;
       series.points.emplace_back(static_cast<double>(point.at), figure);
       series.spread.emplace_back(*least, *most);
@@ -370,8 +371,7 @@ std::string Page(const Report& report) {
       Escaped(report.host), kStyle, Escaped(report.date),
       Escaped(Words(report.here)), report.seconds, Overview(report), latency,
       throughput, rate, Escaped(Words(report.there)),
-      report.rounds == 1 ? "one run"
-                         : fmt::format("{} runs", report.rounds));
+      report.rounds == 1 ? "one run" : fmt::format("{} runs", report.rounds));
 }
 
 }  // namespace rcsock::perf

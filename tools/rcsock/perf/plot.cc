@@ -8,7 +8,8 @@
 namespace rcsock::perf {
 namespace {
 
-// As wide and high as a slide; on a phone the style sheet makes the text larger.
+// As wide and high as a slide; on a phone the style sheet makes the text
+// larger.
 constexpr double kWidth = 720;
 constexpr double kHeight = 380;
 constexpr double kLeft = 84;
@@ -160,10 +161,10 @@ std::string Plot(const std::string& title, const Axis& x, const Axis& y,
     if (d.empty()) continue;
     svg += fmt::format("<path class=\"line {}\" d=\"{}\"/>\n", line.style, d);
     for (std::size_t i = 0; i < line.spread.size(); ++i) {
-      svg += fmt::format("<path class=\"spread {}\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>",
-                         line.style, X(x, line.points[i].first),
-                         Y(y, line.spread[i].first),
-                         Y(y, line.spread[i].second));
+      svg +=
+          fmt::format("<path class=\"spread {}\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>",
+                      line.style, X(x, line.points[i].first),
+                      Y(y, line.spread[i].first), Y(y, line.spread[i].second));
     }
     if (!line.markers) continue;
     for (const auto& [px, py] : line.points) {

@@ -100,9 +100,10 @@ void PrintRate(const Outcome& outcome) {
       Number(client.messages), client.seconds, Count(outcome.Rate())));
   PrintQuantiles(brief ? "whole exchange" : "latency", client.latency);
   if (outcome.spec.rate > 0) {
-    Line(fmt::format("{:<14} {} were asked for; each counts from when it was "
-                     "due",
-                     "", Count(outcome.spec.rate) + "/s"));
+    Line(
+        fmt::format("{:<14} {} were asked for; each counts from when it was "
+                    "due",
+                    "", Count(outcome.spec.rate) + "/s"));
   }
   if (brief || outcome.spec.connections > 1) {
     PrintQuantiles("connect", client.connect);

@@ -62,9 +62,8 @@ Report Measure(Rounds* rounds, const Spec& spec, const std::string& host,
   for (const std::uint64_t size : kSizes) {
     run.size = size;
     report.sizes.push_back(
-        {size,
-         measure(run, fmt::format("stream, messages of {}",
-                                  Bytes(static_cast<double>(size))))});
+        {size, measure(run, fmt::format("stream, messages of {}",
+                                        Bytes(static_cast<double>(size))))});
   }
   return report;
 }

@@ -40,8 +40,8 @@ struct Spec {
   // kMessages: round trips that begin in a second, at random times, whether or
   // not those before have ended.  0: each begins when another one has ended.
   double rate = 0;
-  double settle = 3;               // most seconds to wait for the lane
-  bool traced = false;             // count system calls
+  double settle = 3;    // most seconds to wait for the lane
+  bool traced = false;  // count system calls
   // The CPU that each end's measuring process is bound to.  -1: any.
   int client_cpu = -1;
   int server_cpu = -1;

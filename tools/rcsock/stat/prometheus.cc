@@ -232,10 +232,10 @@ void AddDevices(const Picture& picture, Page* to) {
 std::string AsPrometheus(const Picture& picture) {
   Page page;
   for (const ProcessPicture& process : picture.processes) {
-    ProcessPage(process,
-                {{"program", process.program},
-                 {"pid", std::to_string(process.pid)}},
-                &page)
+    ProcessPage(
+        process,
+        {{"program", process.program}, {"pid", std::to_string(process.pid)}},
+        &page)
         .Add();
   }
   AddDevices(picture, &page);

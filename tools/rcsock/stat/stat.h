@@ -14,8 +14,8 @@ struct StatOptions {
   bool json = false;
   bool prometheus = false;
   std::optional<std::string> serve;  // [HOST:]PORT
-  std::optional<double> watch;  // seconds between pictures
-  std::optional<double> over;   // seconds over which rates are taken
+  std::optional<double> watch;       // seconds between pictures
+  std::optional<double> over;        // seconds over which rates are taken
   int pid = 0;
   std::string program;  // a glob; "": any
   int timeout_ms = 500;
