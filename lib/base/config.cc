@@ -86,17 +86,13 @@ void ReadKey(const char* path) {
 }
 
 [[gnu::cold]] void ReadLanes(const char* text) {
-  if (std::strcmp(text, "tcp") == 0) {
-    StayOnTcp();
-  } else if (std::strcmp(text, "shm") == 0) {
-    config.rdma = false;
-  } else if (std::strcmp(text, "rdma") == 0) {
-    config.shm = false;
-  } else if (std::strcmp(text, "auto") != 0 && *text != '\0') {
-    Log("RCSOCK_LANES=%s is none of auto, shm, rdma, tcp: staying on TCP",
+  if (!ParseLanes(text, &config.shm, &config.rdma)) {
+    Log("RCSOCK_LANES=%s is none of auto, tcp, shm, rdma, and shm,rdma: "
+        "staying on TCP",
         text);
     StayOnTcp();
   }
+  config.enabled = config.shm || config.rdma;
 }
 
 [[gnu::cold]] void ReadStats(const char* path) {

@@ -36,8 +36,8 @@ enum class InPlace : std::uint8_t {
 // What the environment asks for. Read once, before the first interposed call.
 struct Config {
   bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off
-  bool shm = true;      // RCSOCK_LANES=auto|shm
-  bool rdma = true;     // RCSOCK_LANES=auto|rdma
+  bool shm = true;      // RCSOCK_LANES=auto, or a list with shm
+  bool rdma = true;     // RCSOCK_LANES=auto, or a list with rdma
   // RCSOCK_RDMA_PORT: the one RDMA port of a host where a port of the
   // application must not be bound (iWARP), or cannot be bound (below 1024).
   std::uint16_t rdma_port = 18591;

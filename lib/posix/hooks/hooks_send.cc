@@ -86,10 +86,38 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
   return false;
 }
 
+// Whether a send stays so long in the kernel that the stream could not be
+// adopted meanwhile.
+bool GoesByParts(const Sock* sock, std::size_t length, int flags) {
+  return length > Sock::kSendPart && (flags & ~MSG_NOSIGNAL) == 0 &&
+         sock->MayLeaveTcp() && !Engine(sock) &&
+         !sock->nonblock.load(std::memory_order_relaxed);
+}
+
+// `raw(length)` is the kernel's call for the first part.
+template <class Raw>
+ssize_t SendByParts(int fd, const void* from, std::size_t length, int flags,
+                    Sock* sock, Raw&& raw) {
+  const std::uint32_t life = sock->Life();
+  const std::uint32_t signals = tls_signals.any;
+  const iovec whole{const_cast<void*>(from), length};
+  const iovec part{whole.iov_base, Sock::kSendPart};
+  const ssize_t n = sock->Send(fd, &part, 1, part.iov_len, flags,
+                               [&] { return raw(part.iov_len); });
+  if (n < static_cast<ssize_t>(part.iov_len)) return n;
+  return sock->SendParts(fd, whole, part.iov_len, flags, life, signals,
+                         &GoesOn);
+}
+
 [[gnu::noinline]] ssize_t LongWrite(int fd, const void* from, size_t length,
                                     Sock* sock) {
   if (Negative(length)) return real::write(fd, from, length);
   length = Capped(length);
+  if (GoesByParts(sock, length, 0)) {
+    return SendByParts(fd, from, length, 0, sock, [&](std::size_t part) {
+      return direct::write(fd, from, part);
+    });
+  }
   const iovec iov{const_cast<void*>(from), length};
   return sock->Send(fd, &iov, 1, length, 0,
                     [&] { return direct::write(fd, from, length); });
@@ -107,7 +135,7 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
 
 [[gnu::noinline, gnu::hot]] ssize_t PlainWrite(int fd, const void* from,
                                                size_t length, Sock* sock) {
-  {
+  if (length <= Sock::kSendPart) [[likely]] {
     Sock::InKernel in(sock);
     if (in.May(fd, Mode::kPlain)) [[likely]]
       return in.Sent(direct::write(fd, from, length));
@@ -160,6 +188,11 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::noinline]] ssize_t LongSend(int fd, const void* from, size_t length,
                                    int flags, Sock* sock) {
   length = Capped(length);
+  if (GoesByParts(sock, length, flags)) {
+    return SendByParts(fd, from, length, flags, sock, [&](std::size_t part) {
+      return direct::send(fd, from, part, flags);
+    });
+  }
   const iovec iov{const_cast<void*>(from), length};
   return SendFlagged(sock, fd, &iov, 1, length, flags,
                      [&] { return direct::send(fd, from, length, flags); });
@@ -179,7 +212,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::noinline, gnu::hot]] ssize_t PlainSend(int fd, const void* from,
                                               size_t length, int flags,
                                               Sock* sock) {
-  {
+  if (length <= Sock::kSendPart) [[likely]] {
     Sock::InKernel in(sock);
     if (in.May(fd, Mode::kPlain)) [[likely]]
       return in.Sent(direct::send(fd, from, length, flags));

@@ -66,6 +66,17 @@ class Sock final : public SockLayout {
   bool TryRef();
 
   // --- The application's calls: bytes or 0, or -1 with errno
+  // The parts of a blocking send on TCP (SendParts).
+  static constexpr std::size_t kSendPart = 256 << 10;
+  // Goes on with a blocking send of which `done` bytes have gone, by parts, so
+  // that the stream can be adopted between two of them.  `life` and `signals`
+  // are what Life() and tls_signals.any were when the call began.  `goes_on`
+  // waits for room, with these signals, and says whether the call goes on.
+  // Returns the bytes of the whole call.
+  using GoesOn = bool(int fd, short events, std::uint32_t signals);
+  ssize_t SendParts(int fd, const iovec& whole, std::size_t done, int flags,
+                    std::uint32_t life, std::uint32_t signals,
+                    GoesOn* goes_on);
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has
   // nothing to restart.  Any handler ends it where it would sleep.  The kernel
   // has no such flag.
@@ -747,6 +758,7 @@ class Sock final : public SockLayout {
   int WaitForMore(RecvCall& call, std::uint32_t seq) RC_REQUIRES(rx_latch);
   IoResult LeaveRecv(bool peek, IoResult::Status status, std::size_t* done)
       RC_RELEASE(rx_latch);
+  bool MayPlain(const InKernel& in, int fd) const;
   // Sends the rest of a blocking send that began on a lane.
   ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                    int flags);

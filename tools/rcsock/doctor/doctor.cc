@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "lib/base/policy.h"
 #include "tools/rcsock/counters/counters.h"
 #include "tools/rcsock/doctor/findings.h"
 #include "tools/rcsock/doctor/host.h"
@@ -51,6 +52,14 @@ bool Colour() {
 std::string LanesAllowed() {
   const char* lanes = std::getenv("RCSOCK_LANES");
   return lanes == nullptr ? "" : lanes;
+}
+
+// Returns true if this RCSOCK_LANES allows `lane`, shm or rdma.
+bool Allows(const std::string& set, const std::string& lane) {
+  bool shm;
+  bool rdma;
+  base::ParseLanes(set.c_str(), &shm, &rdma);
+  return lane == "shm" ? shm : rdma;
 }
 
 // Returns the lanes to try on this host: shm, unless the environment or rules
@@ -133,8 +142,9 @@ void Report(const std::string& about, const std::string& wanted,
     return;
   }
   std::string mend;
-  if (!set.empty() && set != "auto" && set != wanted &&
-      (!wanted.empty() || result.reason == "policy")) {
+  if (!set.empty() &&
+      (wanted.empty() ? set != "auto" && result.reason == "policy"
+                      : !Allows(set, wanted))) {
     mend =
         fmt::format("RCSOCK_LANES={} keeps it away: unset RCSOCK_LANES", set);
   } else if (!rule.empty()) {
