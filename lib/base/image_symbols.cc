@@ -159,6 +159,13 @@ std::uint32_t ImageSymbols::End() const {
 }
 
 const link_map* ImageAt(const void* address) {
+  // dladdr1() searches all the image's symbols. glibc has the other call from
+  // 2.35 on; lib/base/old_glibc stands in for it, and knows no image.
+  dl_find_object object;
+  if (::_dl_find_object(const_cast<void*>(address), &object) == 0 &&
+      object.dlfo_link_map != nullptr) {
+    return object.dlfo_link_map;
+  }
   Dl_info info;
   void* image = nullptr;
   if (::dladdr1(address, &info, &image, RTLD_DL_LINKMAP) == 0) return nullptr;
