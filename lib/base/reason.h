@@ -58,7 +58,12 @@ namespace rcsock::base {
   X(kRawCalls, "raw_calls",                                                   \
     "the program makes system calls by machine code of its own")              \
   X(kPeerShared, "peer_shared",                                               \
-    "the peer shares its end with a forked or started process")
+    "the peer shares its end with a forked or started process")               \
+  X(kMeetDir, "meet_dir", "the meeting directory cannot be used")             \
+  X(kOtherNamespace, "other_namespace",                                       \
+    "the peer may be in another network namespace of this host")              \
+  X(kTranslated, "translated_address",                                        \
+    "the peer's address is a translated one")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

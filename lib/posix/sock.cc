@@ -400,11 +400,11 @@ void Sock::AllowLane() {
   }
   if (SeeksRemote()) {
     // The rules forbid shm to this local peer: the user asked for rdma.
-    if (!terms_.rdma) {
+    if (!terms_.rdma && !MayMeetFar()) {
       reason_ = Reason::kPolicy;
       return;
     }
-    if (!rendezvous::RdmaPossible()) {
+    if (!MayMeetFar() && !rendezvous::RdmaPossible()) {
       reason_ = Reason::kNoDevice;
       return;
     }

@@ -197,10 +197,10 @@ bool Sock::BackToPlain() {
       // The stream is not adopted while the offset of what TCP brings is ahead
       // of the application's.  EndUnreadLatched allows it again.
       lane_state_.Step(LaneState::Event::kStay);
-    } else if (!lane_state_.Pinned() && (attempts_ < 5 || SeeksRemote())) {
+    } else if (!lane_state_.Pinned() && (attempts_ < 5 || SeeksRdma())) {
       // Each demotion makes the next promotion eight times as far away.
       std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
-      if (SeeksRemote()) {
+      if (SeeksRdma()) {
         shift = role_ == stream::Role::kAcceptor ? 0
                 : demotions_ < 4                 ? 2 * demotions_
                                                  : 8;
