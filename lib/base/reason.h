@@ -11,7 +11,7 @@ namespace rcsock::base {
   X(kNone, "none", "on a lane")                                               \
   X(kShortLived, "short_lived", "ended before a lane was worth it, or there") \
   X(kPolicy, "policy", "lanes are switched off for it")                       \
-  X(kNoDevice, "no_device", "the peer is on another host; no RDMA device")    \
+  X(kNoDevice, "no_device", "not in this network namespace; no RDMA device")  \
   X(kNoRdmaLibrary, "no_rdma_library", "librdmacm or libibverbs is missing")  \
   X(kNoRoute, "no_route", "no RDMA device leads to the peer")                 \
   X(kRdmaRejected, "rdma_rejected", "the peer's host rejected the lane")      \
@@ -63,7 +63,7 @@ namespace rcsock::base {
   X(kOtherNamespace, "other_namespace",                                       \
     "the peer may be in another network namespace of this host")              \
   X(kTranslated, "translated_address",                                        \
-    "the peer's address is a translated one")
+    "the peer has the gateway's address: translation may hide it")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

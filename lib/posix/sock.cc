@@ -26,6 +26,7 @@
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/spin.h"
 #include "lib/rendezvous/address.h"
+#include "lib/rendezvous/near_network.h"
 
 namespace rcsock::posix {
 
@@ -405,7 +406,12 @@ void Sock::AllowLane() {
       return;
     }
     if (!MayMeetFar() && !rendezvous::RdmaPossible()) {
-      reason_ = Reason::kNoDevice;
+      sockaddr_storage own{};
+      sockaddr_storage peer{};
+      const bool beside =
+          terms_.shm && Names(&own, &peer) &&
+          rendezvous::PlaceOf(peer) != rendezvous::Place::kUnknown;
+      reason_ = beside ? Reason::kOtherNamespace : Reason::kNoDevice;
       return;
     }
   }

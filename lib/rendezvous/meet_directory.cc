@@ -208,11 +208,18 @@ base::UniqueFd Find(const Tuple& half, int place) {
 
 int Call(int fd, int found) { return ConnectTo(fd, found); }
 
-int Check() {
-  const base::UniqueFd folder = Open();
-  if (!folder.ok()) return errno;
-  return ::syscall(SYS_faccessat, folder.get(), ".", W_OK | X_OK) == 0 ? 0
-                                                                      : errno;
+int TryOut() {
+  // No connection has this half: it is all zeros.
+  const Tuple half{};
+  const base::UniqueFd fd(base::OpenHigh([] {
+    return ::syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  }));
+  if (!fd.ok()) return errno;
+  const int place = Publish(fd.get(), half, 1);
+  if (place < 0) return -place;
+  const int error = Find(half, place).ok() ? 0 : errno;
+  Withdraw(half, place);
+  return error;
 }
 
 }  // namespace rcsock::rendezvous::meet_directory

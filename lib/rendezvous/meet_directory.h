@@ -29,8 +29,9 @@ base::UniqueFd Find(const Tuple& half, int place);
 // Connects `fd` to what Find has returned.  Returns 0 or -errno.
 int Call(int fd, int found);
 
-// Returns 0 if the directory can be used, else an error number.
-int Check();
+// Publishes a name, looks for it and withdraws it.  Returns 0 or an error
+// number.
+int TryOut();
 
 }  // namespace rcsock::rendezvous::meet_directory
 

@@ -109,7 +109,7 @@ void Session::Begin() {
                       core_->plain.Has(peer_address_, peer_port_);
   if (!List(local_address)) return;
   if (by_shm) {
-    if (!TryLinks()) TryName();
+    if (!Redirected() && !TryLinks()) TryName();
     return;
   }
   far_ ? TryFar() : BeginRdma();
@@ -453,7 +453,8 @@ void Session::OnHello(Packet& packet) {
   Header header;
   const bool sound = packet.ReadHeader(&header) && header.type == Type::kHello;
   if (sound && header.version != kVersion) {
-    return Fail(base::Reason::kPeerVersion, true);
+    // In the directory anybody may say this.
+    return Fail(base::Reason::kPeerVersion, !far_);
   }
   Hello hello;
   const bool whole = sound && packet.Read(&hello) && packet.fd_count == 0;
@@ -670,6 +671,7 @@ void Session::OnTimer() {
       [[fallthrough]];
     case State::kBinder:
       if (far_) return NobodyFar();
+      if (Redirected()) return;
       if (core_->met.Has(peer_address_, ServicePort())) {
         // The peer is late, or in its process's queue.  Goes to the end of this
         // queue.

@@ -137,6 +137,11 @@ class Session : public ChannelOwner,
   void PublishFar();
   void VisitFar();
   std::chrono::milliseconds FarLimit() const;
+  // Goes to the directory if a name of this connection's is there, although the
+  // peer's address is of this namespace: its destination was redirected.
+  bool Redirected();
+  // Enters the session under the tuple that a far search, or another, has.
+  bool ListAs(bool far);
   // Nobody has come.
   void NobodyFar();
   // Goes on with the next place, or over RDMA.  Returns false if the search is
@@ -175,8 +180,11 @@ class Session : public ChannelOwner,
   Tuple peers_ends_{};  // as the peer sees them; far_ only
   Address own_address_{};
   bool far_ = false;  // looks in the meeting directory
+  bool redirected_ = false;
   int place_ = -1;    // where this end waits, or where it has called
   std::uint32_t refused_ = 0;  // places where the peer is not
+  base::Reason far_why_ = base::Reason::kNone;  // of the last of these
+  bool nobody_far_ = false;                     // no peer has come there
   std::optional<std::chrono::steady_clock::time_point> far_until_;
   Address peer_address_{};
   std::uint16_t peer_port_ = 0;

@@ -13,6 +13,7 @@
 
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/meet_directory.h"
+#include "lib/rendezvous/near_network.h"
 #include "lib/rendezvous/peer_link.h"
 #include "lib/rendezvous/rdma_meeting.h"
 #include "lib/rendezvous/session.h"
@@ -62,7 +63,11 @@ void Session::TryFar() {
 void Session::PublishFar() {
   const auto left = *far_until_ - std::chrono::steady_clock::now();
   if (left <= std::chrono::nanoseconds(0)) return NobodyFar();
-  if (!core_->MayBind()) return Queue();
+  if (!core_->MayBind()) {
+    // The time in the queue does not count.
+    far_until_.reset();
+    return Queue();
+  }
   base::PeerSocket fd = NewSocket();
   if (!fd.ok()) return Fail(ErrnoReason(errno), false);
   const int place = meet_directory::Publish(fd.get(), tuple_, kBacklog);
@@ -97,17 +102,41 @@ void Session::VisitFar() {
 }
 
 void Session::NobodyFar() {
-  core_->nobody_far.Note(peer_address_, ServicePort());
-  Fail(base::Reason::kPeerPlain, false);
+  if (!redirected_) core_->nobody_far.Note(peer_address_, ServicePort());
+  if (nobody_far_) return;
+  nobody_far_ = true;
+  // Whoever was called was not the peer, or the peer could not go on.
+  if (refused_ != 0) return Fail(far_why_, false);
+  base::Reason why = base::Reason::kNoDevice;
+  switch (PlaceOf(ToSockaddr(peer_address_, scope_, peer_port_))) {
+    case Place::kGateway:
+      why = base::Reason::kTranslated;
+      break;
+    case Place::kBeside:
+      why = base::Reason::kPeerPlain;
+      break;
+    case Place::kUnknown:
+      break;
+  }
+  Fail(why, false);
 }
 
 bool Session::GoOnFar(base::Reason reason) {
-  if (cancelled() || rdma_ != nullptr || state_ >= State::kAdopting) {
+  if (cancelled() || rdma_ != nullptr || state_ >= State::kAdopting ||
+      reason == base::Reason::kNoThread) {
     return false;
   }
   const bool called = role_ == stream::Role::kAcceptor && place_ >= 0;
-  if (!called && (reason != base::Reason::kPeerPlain || !seeker_->MayRdma() ||
-                  !RdmaPossible())) {
+  if (!called && redirected_ && nobody_far_) {
+    // Somebody else's name was there.
+    nobody_far_ = false;
+    CloseChannel();
+    state_ = State::kStart;
+    if (!ListAs(false)) return false;
+    StartTimer(milliseconds(0));
+    return true;
+  }
+  if (!called && !(nobody_far_ && seeker_->MayRdma() && RdmaPossible())) {
     return false;
   }
   if (const auto link = std::exchange(link_, nullptr)) {
@@ -118,16 +147,43 @@ bool Session::GoOnFar(base::Reason reason) {
   state_ = State::kStart;
   if (called) {
     refused_ |= 1u << std::exchange(place_, -1);
+    far_why_ = reason;
     StartTimer(milliseconds(0));
     return true;
   }
-  core_->RemoveSession(this);
-  listed_ = false;
-  far_ = false;
-  tuple_ = ends_;
-  if (!core_->AddSession(this)) return false;
-  listed_ = true;
+  if (!ListAs(false)) return false;
   BeginRdma();
+  return true;
+}
+
+bool Session::ListAs(bool far) {
+  core_->RemoveSession(this);
+  far_ = far;
+  tuple_ = far ? ClientHalf(ends_) : ends_;
+  return listed_ = core_->AddSession(this);
+}
+
+bool Session::Redirected() {
+  if (role_ != stream::Role::kAcceptor || redirected_ ||
+      !meet_directory::Given() || IsLoopback(peer_address_)) {
+    return false;
+  }
+  const Tuple half = ClientHalf(ends_);
+  bool there = false;
+  for (int place = 0; place < meet_directory::kPlaces && !there; ++place) {
+    there = meet_directory::Find(half, place).ok();
+  }
+  if (!there) return false;
+  redirected_ = true;
+  CloseChannel();
+  CloseListener();
+  if (ListAs(true)) {
+    far_until_ = std::chrono::steady_clock::now();
+    state_ = State::kStart;
+    TryFar();
+  } else {
+    Fail(base::Reason::kBusy, false);
+  }
   return true;
 }
 
