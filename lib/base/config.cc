@@ -103,6 +103,14 @@ void ReadKey(const char* path) {
   }
 }
 
+[[gnu::cold]] void ReadMeetDir(const char* path) {
+  if (*path == '/' && std::strlen(path) < sizeof config.meet_dir) {
+    std::strcpy(config.meet_dir, path);
+  } else {
+    Log("RCSOCK_MEET_DIR=%s is no absolute path: ignored", path);
+  }
+}
+
 [[gnu::cold]] void ReadPort() {
   const std::uint64_t port =
       Number("RCSOCK_RDMA_PORT", config.rdma_port, 65535);
@@ -297,6 +305,7 @@ const Config& GetConfig() { return config; }
   ReadPort();
   if (Given("RCSOCK_KEY_FILE")) ReadKey(Env("RCSOCK_KEY_FILE"));
   if (Given("RCSOCK_PEERS")) ReadPeers(Env("RCSOCK_PEERS"));
+  if (Given("RCSOCK_MEET_DIR")) ReadMeetDir(Env("RCSOCK_MEET_DIR"));
   TakeProfile(Profile::kBalanced);
   if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
   ReadFabric();

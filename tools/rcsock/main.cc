@@ -121,6 +121,10 @@ void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
                   "Users, with commas between, whose processes on this host\n"
                   "are as good as our own: shared memory with them, too")
       ->type_name("USERS");
+  run->add_option("--meet-dir", options->meet_dir,
+                  "A directory that containers of this host share: shared\n"
+                  "memory between their network namespaces, too")
+      ->type_name("DIR");
   run->add_option("--config", options->config,
                   "A configuration file (see rcsock-run(1)), instead of\n"
                   "~/.config/rcsock.conf and /etc/rcsock.conf")

@@ -144,6 +144,10 @@ Policy ApplyConfig(const std::optional<std::string>& file) {
   } else if (file) {
     ::unsetenv("RCSOCK_RULES");
   }
+  // The environment sets it first, as it does all that a rule sets.
+  if (policy.error.empty() && !policy.meet_dir.empty()) {
+    ::setenv("RCSOCK_MEET_DIR", policy.meet_dir.c_str(), 0);
+  }
   return policy;
 }
 
@@ -202,7 +206,8 @@ std::string SetVariables(const RunOptions& options) {
   }
   if (const std::string bad =
           SetPath("RCSOCK_STATS", "--stats", options.stats) +
-          SetPath("RCSOCK_LOG_FILE", "--log-file", options.log_file);
+          SetPath("RCSOCK_LOG_FILE", "--log-file", options.log_file) +
+          SetPath("RCSOCK_MEET_DIR", "--meet-dir", options.meet_dir);
       !bad.empty()) {
     return bad;
   }

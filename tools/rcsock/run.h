@@ -16,6 +16,7 @@ struct RunOptions {
   std::optional<std::string> profile;
   std::optional<std::string> stats;
   std::optional<std::string> peers;  // users, separated by commas
+  std::optional<std::string> meet_dir;  // shared with other containers
   std::optional<int> log;
   std::optional<std::string> log_file;
   std::optional<std::string> config;  // a file, instead of the usual ones

@@ -26,6 +26,7 @@
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/spin.h"
 #include "lib/rendezvous/address.h"
+#include "lib/rendezvous/near_network.h"
 
 namespace rcsock::posix {
 
@@ -421,12 +422,17 @@ void Sock::AllowLane() {
   }
   if (SeeksRemote()) {
     // The rules forbid shm to this local peer: the user asked for rdma.
-    if (!terms_.rdma) {
+    if (!terms_.rdma && !MayMeetFar()) {
       reason_ = Reason::kPolicy;
       return;
     }
-    if (!rendezvous::RdmaPossible()) {
-      reason_ = Reason::kNoDevice;
+    if (!MayMeetFar() && !rendezvous::RdmaPossible()) {
+      sockaddr_storage own{};
+      sockaddr_storage peer{};
+      const bool beside =
+          terms_.shm && Names(&own, &peer) &&
+          rendezvous::PlaceOf(peer) != rendezvous::Place::kUnknown;
+      reason_ = beside ? Reason::kOtherNamespace : Reason::kNoDevice;
       return;
     }
   }

@@ -650,8 +650,13 @@ class Sock final : public SockLayout {
   static void Introduce(rendezvous::Conductor* conductor);
   // Ends a search, without a lane.
   void EndSearchLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Returns whether the stream's lane would be an RDMA lane.
+  // Returns whether the peer has another host's address.
   bool SeeksRemote() const;
+  // Returns whether the peer may be found in the meeting directory: it may be
+  // of another network namespace of this host.
+  bool MayMeetFar() const;
+  // Returns whether the stream's lane would be an RDMA lane, and no other.
+  bool SeeksRdma() const;
   void CancelSeek() RC_EXCLUDES(interest_latch);
   // Takes the peer's answer in the conductor's place, while it is awaited.
   [[gnu::noinline]] void LookForAnswer() RC_EXCLUDES(tx_latch, rx_latch);

@@ -218,7 +218,7 @@ void Sock::LeaveEngineLatched(bool spilled) {
   SetMode(spilled ? Mode::kUnread : Mode::kPlain);
   // A stream in kUnread is not adopted while the offset of what TCP brings is
   // ahead of the application's.  EndUnreadLatched allows it again.
-  if (spilled || lane_state_.Pinned() || (attempts_ >= 5 && !SeeksRemote())) {
+  if (spilled || lane_state_.Pinned() || (attempts_ >= 5 && !SeeksRdma())) {
     lane_state_.Step(LaneState::Event::kStay);
     return;
   }
@@ -229,7 +229,7 @@ void Sock::LeaveEngineLatched(bool spilled) {
 // Each demotion makes the next promotion eight times as far away.
 void Sock::LookAfterLeaving() {
   std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
-  if (SeeksRemote()) {
+  if (SeeksRdma()) {
     shift = role_ == stream::Role::kAcceptor ? 0
             : demotions_ < 4                 ? 2 * demotions_
                                              : 8;

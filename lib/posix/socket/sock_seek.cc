@@ -62,6 +62,16 @@ bool Sock::SeeksRemote() const {
   return !(terms_.shm && local_peer_.load(std::memory_order_relaxed));
 }
 
+bool Sock::MayMeetFar() const {
+  return terms_.shm && !local_peer_.load(std::memory_order_relaxed) &&
+         *base::GetConfig().meet_dir != '\0';
+}
+
+bool Sock::SeeksRdma() const {
+  return SeeksRemote() &&
+         !(MayMeetFar() && !(terms_.rdma && rendezvous::RdmaPossible()));
+}
+
 void Sock::LookForAnswer() {
   const int saved = errno;
   Critical critical;
@@ -157,7 +167,7 @@ bool Sock::MayAsk() {
                                             : LaneState::Event::kStop);
     return false;
   }
-  if (SeeksRemote() && !RoomForRemote()) {
+  if (SeeksRdma() && !MayMeetFar() && !RoomForRemote()) {
     // An accepting end only waits, and is asked again when it has been found.
     reason_ = Reason::kBudget;
     TryAgainLater();
@@ -209,7 +219,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
              base::ReasonKey(reason));
   Latched latched(this);
   reason_ = reason;
-  const bool remote = SeeksRemote();
+  const bool remote = SeeksRdma();
   // A look that a guess had begun does not count among the five.
   const bool guessed = lane_state_.TakeAtOnce();
   lane_state_.SetHopeful(false);

@@ -88,6 +88,12 @@ std::string MendOf(const std::string& reason) {
       {"rdma_timeout", "a firewall? RoCE v2 is UDP port 4791, iWARP is TCP"},
       {"memlock", "ulimit -l unlimited, on both hosts"},
       {"different_key", "the same RCSOCK_KEY_FILE on both hosts"},
+      {"other_namespace",
+       "RCSOCK_MEET_DIR=DIR at both ends, a directory that both containers "
+       "share"},
+      {"meet_dir", "see `meeting directory`"},
+      {"translated_address",
+       "reach the peer by its own address, or by one that is only DNAT's"},
       {"peer_without_rcsock", "rcsock run -- PROGRAM on the other end, too"},
       {"different_uid",
        "both programs as the same user, or `rcsock run --peers` at both ends"},
@@ -307,6 +313,7 @@ int Doctor(const DoctorOptions& options) {
   const std::string set = LanesAllowed();
   ExamineVariables(&findings);
   ExamineKey(&findings);
+  ExamineMeeting(&findings);
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);

@@ -22,6 +22,7 @@
 
 #include "lib/base/config.h"
 #include "lib/base/unique_fd.h"
+#include "lib/rendezvous/meet_directory.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/doctor/limits.h"
 #include "tools/rcsock/printable.h"
@@ -137,6 +138,31 @@ void ExamineVariables(Findings* findings) {
                                Printable(name)),
                    "rcsock-run(1) has the variables");
   }
+}
+
+void ExamineMeeting(Findings* findings) {
+  const char* path = std::getenv("RCSOCK_MEET_DIR");
+  if (path == nullptr || *path == '\0') return;
+  base::LoadConfig();
+  const std::string about = "meeting directory";
+  if (!rendezvous::meet_directory::Given()) {
+    findings->Bad(about, fmt::format("{}: no absolute path", Printable(path)),
+                  "RCSOCK_MEET_DIR=/DIR");
+    return;
+  }
+  const int error = rendezvous::meet_directory::TryOut();
+  if (error == 0) {
+    findings->Good(about,
+                   fmt::format("{} takes sockets; whoever shares it can meet "
+                               "processes here",
+                               Printable(path)));
+    return;
+  }
+  findings->Bad(about,
+                fmt::format("{}: {}: no lanes between network namespaces",
+                            Printable(path), std::strerror(error)),
+                "a local directory (not a symbolic link) that this user can "
+                "write to: mkdir -m 1777 DIR");
 }
 
 void ExamineKey(Findings* findings) {
