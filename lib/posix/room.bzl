@@ -56,11 +56,11 @@ def room(name, deps, callers = [], plain = []):
             "//%s:__pkg__" % caller
             for caller in callers
         ],
-        deps = deps + [":" + header.removesuffix(".h") for header in plain],
+        deps = deps + [":" + header[:-len(".h")] for header in plain],
     )
     for header in plain:
         cc_library(
-            name = header.removesuffix(".h"),
+            name = header[:-len(".h")],
             hdrs = [header],
             copts = COPTS,
             visibility = ["//visibility:public"],
