@@ -65,8 +65,8 @@ class PeerLink : public ChannelOwner,
   // Side 1: names the session on whose channel the link came.  That session
   // fails with the link.
   void SetFounder(std::weak_ptr<Session> founder) { founder_ = founder; }
-  // Side 0: gives the session a stream number and sends OPEN, at once or when
-  // the link is up.
+  // Side 0: gives the session a stream number and sends OPEN. That is at once,
+  // or when the link is up and fewer other streams are under way.
   void Open(const std::shared_ptr<Session>& session);
   // Side 0: offers a stream number to a peer that the session has not met.  The
   // peer may take its time.  Returns false if the link is not up, or if the
@@ -120,6 +120,10 @@ class PeerLink : public ChannelOwner,
   void TrimLater();
   void TrimNow();
   base::Reason OpenNow(const std::shared_ptr<Session>& session, bool offer);
+  // Opens as many of `pending_` as may be under way.
+  void OpenNext();
+  // The stream is no longer one of `openings_`.
+  void EndOpening(int index);
   // A peer's claim, and the inode number of its token.  0: there is no token.
   struct Claimed {
     Claim claim;
@@ -171,7 +175,15 @@ class PeerLink : public ChannelOwner,
   Timer trim_timer_;
   // Side 0: slots without an answer.
   int unanswered_ = 0;
-  std::vector<std::shared_ptr<Session>> pending_;  // side 0: waits for LINK_ACK
+  // Side 0: sessions whose OPEN is to come.
+  std::deque<std::shared_ptr<Session>> pending_;
+  struct Opening {
+    int index;
+    std::chrono::steady_clock::time_point until;
+  };
+  // Side 0: streams that have had their OPEN lately, and no lane yet.
+  std::deque<Opening> openings_;
+  Timer open_timer_;
   std::weak_ptr<Session> founder_;
   bool delivered_ = false;
   const std::chrono::steady_clock::time_point begun_ =
