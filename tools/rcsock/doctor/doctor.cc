@@ -72,7 +72,7 @@ std::string MendOf(const std::string& reason) {
       {"no_device", "rdma link add rxe0 type rxe netdev NETDEV, or an HCA"},
       {"device_left_alone",
        "`devices` of the configuration, or RCSOCK_DEVICES, names the device "
-       "with `-`, or only others"},
+       "with `-`, or only others; without hardware it wants --lanes=rdma"},
       {"no_rdma_library", "apt install librdmacm1 ibverbs-providers"},
       {"no_route", "ip route get PEER must show a device's network device"},
       {"rdma_rejected", "run `rcsock doctor` on the other host"},
