@@ -16,10 +16,10 @@
 #include "lib/include/rcsock/rcsock.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
-#include "lib/posix/hooks.h"
-#include "lib/posix/lookup.h"
-#include "lib/posix/recv_in_place.h"
-#include "lib/posix/stats.h"
+#include "lib/posix/hooks/hooks.h"
+#include "lib/posix/socket/lookup.h"
+#include "lib/posix/socket/recv_in_place.h"
+#include "lib/posix/socket/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
 
@@ -288,7 +288,8 @@ RCSOCK_EXPORT int rcs_expose(int fd, void* address, size_t length,
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   if (length == 0 || at + length < at) return Fail(EINVAL);
   rcs_exposure made{at, length, 0, 0};
-  const int error = sock->Expose(address, length, &made.lane_id, &made.key);
+  const int error =
+      sock->placement().Expose(address, length, &made.lane_id, &made.key);
   if (error != 0) return Fail(error);
   *what = made;
   return 0;
@@ -300,7 +301,7 @@ RCSOCK_EXPORT int rcs_hide(int fd, const rcs_exposure* what) {
   if (sock == nullptr) return -1;
   if (what == nullptr) return Fail(EFAULT);
   const int saved = errno;
-  sock->Hide(what->lane_id, what->key);
+  sock->placement().Hide(what->lane_id, what->key);
   errno = saved;
   return 0;
 }
@@ -319,8 +320,8 @@ RCSOCK_EXPORT int64_t rcs_place(int fd, const rcs_exposure* where,
     return Fail(EINVAL);
   }
   const int saved = errno;
-  const std::int64_t ticket =
-      sock->Place(to.lane_id, from, length, to.address + offset, to.key);
+  const std::int64_t ticket = sock->placement().Place(
+      to.lane_id, from, length, to.address + offset, to.key);
   errno = saved;
   return ticket > 0 ? ticket : Fail(static_cast<int>(-ticket));
 }
@@ -333,7 +334,7 @@ RCSOCK_EXPORT int rcs_placed(int fd, const rcs_exposure* where,
   if (where == nullptr) return Fail(EFAULT);
   if (ticket <= 0) return Fail(EINVAL);
   const int saved = errno;
-  const int result = sock->Placed(where->lane_id, ticket);
+  const int result = sock->placement().Placed(where->lane_id, ticket);
   errno = saved;
   return result >= 0 ? result : Fail(-result);
 }

@@ -97,6 +97,8 @@ class Core {
   // Services where a connector found its peer.  A peer that is missing there is
   // late, not plain.
   Recent met{10'000'000'000};
+  // Services whose peers were not in the meeting directory.
+  Recent nobody_far{1'000'000'000};
   // Services where an RDMA handshake got no answer.
   Silent silent{5'000'000'000, 5'000'000'000};
   // Own addresses whose device is known to be hardware, at port 0.

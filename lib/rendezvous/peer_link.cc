@@ -12,6 +12,7 @@
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/session.h"
+#include "lib/rendezvous/witness.h"
 
 namespace rcsock::rendezvous {
 namespace {
@@ -76,7 +77,8 @@ PeerLink::PeerLink(Core* core, const Uuid& uuid,
       link_(std::move(link)),
       trim_timer_(core),
       open_timer_(core),
-      process_(channel_->fd(), channel_->peer_thread()),
+      // A process of another container gives a token, and a witness.
+      process_(channel_->far() ? -1 : channel_->fd(), channel_->peer_thread()),
       timer_(core) {}
 
 std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
@@ -268,27 +270,39 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
 template <typename Message>
 void PeerLink::SendClaim(const Session& session, const Message& message) {
   base::UniqueFd token;
+  base::UniqueFd witness;
   if (gives_tokens_) {
     const BorrowedNumber number = session.fd();
     token = OpenToken(number);
+    if (far()) witness = OpenWitness(number, session.ends(), session.role());
   }
-  const int fd = token.get();
-  channel_->Send(message, &fd, token.ok() ? 1 : 0);
+  const int fds[] = {token.get(), witness.get()};
+  const int count = !token.ok() ? 0 : witness.ok() ? 2 : 1;
+  channel_->Send(message, fds, count);
 }
 
 bool PeerLink::TakeClaim(const Claim& claim, Packet& packet,
                          Claimed* claimed) const {
-  if (packet.fd_count > (process_.visible() ? 0 : 1)) return false;
-  *claimed = {claim, 0};
-  if (packet.fd_count == 1) {
+  const int most = far() ? 2 : process_.visible() ? 0 : 1;
+  if (packet.fd_count > most) return false;
+  *claimed = {claim, 0, -1};
+  if (packet.fd_count >= 1) {
     claimed->token = TokenInode(packet.fds[0].get(), channel_->fd());
   }
+  if (packet.fd_count == 2) claimed->witness = packet.fds[1].get();
   return true;
+}
+
+Proof PeerLink::ProveFar(const Session& session, const Claimed& claimed) const {
+  const bool proven = claimed.token != 0 && !name().empty() &&
+                      session.FarEnd(claimed.witness) == claimed.token;
+  return proven ? Proof::kToken : Proof::kNone;
 }
 
 Proof PeerLink::Prove(const Session& session, const Claimed& claimed,
                       bool later) const {
   if (!session.CanBePeer(claimed.claim, later)) return Proof::kNone;
+  if (far()) return ProveFar(session, claimed);
   const std::uint32_t other = session.OtherEnd();
   if (other == 0) return Proof::kNone;
   if (process_.visible()) {
@@ -506,6 +520,9 @@ bool PeerLink::HandleOpen(Packet& packet) {
   std::memcpy(peers.data(), message.nonce, peers.size());
   const int number = static_cast<int>(index);
   Session* session = core_->FindSession(tuple, role);
+  // The peer has said HELLO on another socket, before it has sent this.
+  if (session != nullptr && far()) session->TakeHello();
+  session = core_->FindSession(tuple, role);
   if (session != nullptr && session->Expects(*this)) {
     const Proof proof = Prove(*session, claimed, false);
     if (proof != Proof::kNone) {
@@ -521,6 +538,7 @@ bool PeerLink::HandleOpen(Packet& packet) {
     slot.epoch = epoch;
     slot.ours = slot.theirs = true;
     held_.push_back({tuple, role, number, peers, claimed});
+    held_.back().claimed.witness = -1;  // the packet closes it
   } else {
     Reject(index, epoch);
   }

@@ -56,6 +56,8 @@ class PeerLink : public ChannelOwner,
   // signal.  Any other peer gets no eventfd, and this process does not write to
   // the peer's.
   bool SharesBells() const { return OwnUid(); }
+  // Whether the two processes have met in the meeting directory.
+  bool far() const { return channel_->far(); }
   bool decider() const { return link_->side() == 0; }
   bool dead() const { return dead_; }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
@@ -125,14 +127,17 @@ class PeerLink : public ChannelOwner,
   // The stream is no longer one of `openings_`.
   void EndOpening(int index);
   // A peer's claim, and the inode number of its token.  0: there is no token.
+  // `witness` is a descriptor of the packet's, or -1.
   struct Claimed {
     Claim claim;
     std::uint32_t token;
+    int witness;
   };
   // Takes a claim with its packet, whose only descriptor may be a token.
   // Returns false if the peer broke the protocol.
   bool TakeClaim(const Claim& claim, Packet& packet, Claimed* claimed) const;
   Proof Prove(const Session& session, const Claimed& claimed, bool later) const;
+  Proof ProveFar(const Session& session, const Claimed& claimed) const;
   // Sends OPEN or OPENED, with a token if the peer wants tokens.
   template <typename Message>
   void SendClaim(const Session& session, const Message& message);

@@ -40,7 +40,7 @@ _rcsock() {
 
   case $prev in
     --lanes)
-      mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp' -- "$cur")
+      mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma shm,rdma tcp' -- "$cur")
       return
       ;;
     --profile)
@@ -67,7 +67,7 @@ _rcsock() {
       _pids
       return
       ;;
-    --watch | --over | --timeout | --port | -p | --affinity | -A)
+    --watch | --over | --serve | --timeout | --port | -p | --affinity | -A)
       return
       ;;
   esac
@@ -77,7 +77,7 @@ _rcsock() {
     *:-*)
       # The options are those that the command's --help prints.
       mapfile -t COMPREPLY < <(compgen -W "$("$1" "$command" --help 2>/dev/null |
-        grep -oE -- '(^ +|,)--?[a-zA-Z][-a-zA-Z]*' | tr -d ' ,')" -- "$cur")
+        grep -oE -- '(^ +|,)--?[a-zA-Z][-a-zA-Z]*' | tr -d ' ,' | sort -u)" -- "$cur")
       ;;
     run:*)
       mapfile -t COMPREPLY < <(compgen -c -- "$cur")
