@@ -201,9 +201,7 @@ void Sock::ResetPath() {
               std::memory_order_relaxed);
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
-  hold_end_ns_.store(0, std::memory_order_relaxed);
-  held_ns_.store(0, std::memory_order_relaxed);
-  hold_place_.store(0, std::memory_order_relaxed);
+  send_gate_.Reset();
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
   remote_ = Remote();

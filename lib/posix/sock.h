@@ -107,17 +107,6 @@ class Sock final : public SockLayout {
     return MayTakeLane() && (mode() == Mode::kEngine ||
                              ops_.load(std::memory_order_relaxed) < kMostOnTcp);
   }
-  // Returns whether a lane in shared memory is about to come, so that a send
-  // may wait for it.
-  bool AwaitsLane() const;
-  // Waits a moment for that lane, in a poll that asks for room on this stream
-  // alone, which TCP may not have yet.  Returns false if a handler has run.
-  // May end the hold.
-  bool HoldPoll(std::int64_t timeout_ns);
-  // Returns whether a large send does only a part of its work while the lane is
-  // awaited.  This holds for a stream that does not block, and that no
-  // registration watches for edges.  May begin or end the hold.
-  bool SendsParts();
   // Returns whether no lane will ever come, and nothing is left over from one.
   // Then a call goes to the kernel, and Sent or Received gets its result.
   bool Kernels() const {
@@ -219,6 +208,8 @@ class Sock final : public SockLayout {
   ZeroCopyUse& zero_copy() { return zero_copy_; }
   ClaimKeeper& claim() { return claim_; }
   UnusedCopy& copy() { return copy_; }
+  SendGate& send_gate() { return send_gate_; }
+  const SendGate& send_gate() const { return send_gate_; }
   Placement placement() { return Placement(this); }
 
   // --- What a program that is linked with rcsock may ask (sock_control.cc)
@@ -521,6 +512,7 @@ class Sock final : public SockLayout {
   friend class ClosedStreams;
   friend class ClaimKeeper;
   friend class UnusedCopy;
+  friend class SendGate;
   friend class ZeroCopyUse;
   friend class Placement;
   friend class RemoteLanes;
@@ -673,43 +665,16 @@ class Sock final : public SockLayout {
   void LearnOptions(int number);
 
   // --- A send waits for the lane that is about to come (sock_hold.cc)
-  // Returns kRetry if the call goes on as it would without a hold.  *done says
-  // how much is already sent.  Requires that no latch is held.
-  [[gnu::noinline]] IoResult HeldSend(int fd, const iovec* iov, int count,
-                                      std::size_t total, int flags,
-                                      std::size_t* done);
-  // The parts of HeldSend.
-  struct HeldCall;
-  bool Nudge(HeldCall& call);
-  void HoldUntil(HeldCall& call, std::uint64_t start, std::uint64_t end);
-  bool MayHold(int flags) const;
-  bool AwaitsGap(int flags) const;
-  IoResult SendAside(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
-  // Returns when the hold ends, and begins it if there was none yet.  Returns
-  // kNoHold if there is none, or none any more.
-  std::uint64_t HoldEnd(std::uint64_t now);
-  // Ends the hold, and reports what came of it.
-  void EndHold() RC_EXCLUDES(tx_latch, rx_latch);
-  // The part of EndHold that needs no latch.  Returns false if there was no
-  // hold.
-  bool TakeHold();
-  // Returns whether the time of a hold that Bulky began is over, and no thread
-  // has noticed.
-  bool HoldOver() const;
-  static constexpr std::uint64_t kNoHold = 1;
-  // Begins a hold after much has been sent during the search.  What the service
-  // will move is not known, but what this stream has moved is.
-  [[gnu::noinline]] void Bulky();
-  static constexpr ssize_t kBulkCall = 4096;
+  // Returns how many bytes of the application TCP has got.
   std::uint64_t GivenToTcp();
-  // Waits until AwaitsLane changes, or as SleepOn.
+  // Waits until SendGate::AwaitsLane changes, or as SleepOn.
   int AwaitLane(Wait& wait, std::uint64_t until_ns);
   // Sends at most `most` bytes from `skip` on, as much as TCP has room for.
   // `bytes` of an error is -errno.
   IoResult SendNow(int fd, const iovec* iov, int count, std::size_t skip,
                    std::size_t most);
-  // Wakes threads in AwaitLane: what AwaitsLane says has changed.
+  // Wakes threads in AwaitLane: what SendGate::AwaitsLane says has
+  // changed.
   void WakeHeld();
 
   // --- Bytes by way of the stream (sock_io.cc)

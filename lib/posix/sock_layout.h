@@ -22,6 +22,7 @@
 #include "lib/posix/sock_ancillary.h"
 #include "lib/posix/sock_claim.h"
 #include "lib/posix/sock_closed.h"
+#include "lib/posix/sock_hold.h"
 #include "lib/posix/sock_options.h"
 #include "lib/posix/sock_watch.h"
 #include "lib/posix/sock_zero_copy.h"
@@ -53,7 +54,8 @@ class alignas(64) SockLayout : public File,
         anchor_(self),
         zero_copy_(self),
         claim_(self),
-        copy_(self) {}
+        copy_(self),
+        send_gate_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -151,10 +153,8 @@ class alignas(64) SockLayout : public File,
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> refs_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
-  std::atomic<std::uint16_t> service_{0};      // as Prospect numbers services
-  std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
-  std::atomic<std::uint32_t> held_ns_{0};      // so far
-  std::atomic<std::uint16_t> hold_place_{0};   // of Bulky's hold; 0: none
+  std::atomic<std::uint16_t> service_{0};  // as Prospect numbers services
+  SendGate send_gate_;
   std::atomic<int> attempts_{0};
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;

@@ -38,9 +38,6 @@ using rendezvous::Conductor;
 using stream::Stream;
 
 namespace {
-// A lane that comes so soon after its search began was worth a wait.
-constexpr std::uint64_t kLateNs = 20'000'000;
-
 // Returns whether an end finds this reason without waiting for a peer: the
 // address is no RDMA device's (a connection over another card), or what a
 // device needs is not there.  A look after each few calls would pay for that
@@ -80,7 +77,7 @@ void Sock::LastOut() {
   if (InGate() || CallIn(this)) return;
   const int saved = errno;
   if (!lane_state_.Agreed()) {
-    if (HoldOver()) EndHold();
+    send_gate_.EndIfOver();
     LookForAnswer();
   }
   TryAdopt();
@@ -473,13 +470,7 @@ void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   if (lane_state_.Leaving()) stream_->Demote(leaving_why_, true);
   stream_->Progress();
   HandleChanges();
-  // The lane may have come between two polls for room.  A send says that
-  // itself.
-  if (held_ns_.load(std::memory_order_relaxed) != 0 && !TakeHold() &&
-      base::NowNs() - remote_.sought_ns < kLateNs) {
-    Prospect::CameLate(service_.load(std::memory_order_relaxed));
-    Prospect::CameLate(hold_place_.load(std::memory_order_relaxed));
-  }
+  send_gate_.LaneCame(remote_.sought_ns);
   WakeRx();  // HoldsEnd
   WakeHeld();
 }
