@@ -246,7 +246,7 @@ void Sock::ResetLife() {
   left_fd_.Write(tx_latch, rx_latch) = -1;
   close_timer_ = 0;
   accounted_ = finished_ = finish_done_ = reset_ = false;
-  exec_pinned_ = exec_left_ = exec_resets_ = false;
+  across_exec_.Reset();
 }
 
 // What this process and others know of each other.

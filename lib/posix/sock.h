@@ -208,6 +208,7 @@ class Sock final : public SockLayout {
   ZeroCopyUse& zero_copy() { return zero_copy_; }
   ClaimKeeper& claim() { return claim_; }
   UnusedCopy& copy() { return copy_; }
+  AcrossExec& across_exec() { return across_exec_; }
   SendGate& send_gate() { return send_gate_; }
   const SendGate& send_gate() const { return send_gate_; }
   Placement placement() { return Placement(this); }
@@ -442,20 +443,6 @@ class Sock final : public SockLayout {
   // of the connection but `number`, which is still open.
   void LeaveShare(int number);
   // --- For a program about to be executed that will follow it (handover.cc)
-  // Returns whether a program about to be executed could follow the connection.
-  // May make a Holding.
-  bool MayBequeath();
-  // Notes, for a connection that MayBequeath refuses, that no lane may come.
-  // The next program takes what it finds as `number`, and what no lane can
-  // follow here holds there, too.
-  void SpoilForNext(int number) const;
-  // Counts one more holder: that program runs in another process.  Requires a
-  // Holding.
-  void Lend();
-  // Writes what that program must know into the Holding, and returns the
-  // Holding's number.  Returns -1 if the engine has the stream, or there is no
-  // Holding.
-  int Bequeath(std::uint64_t inode);
   // Returns the stream of the Holding `number`, in the program that was
   // executed.  `fd` is a descriptor of the connection.  Returns null if there
   // is no such connection, or no memory.
@@ -478,12 +465,6 @@ class Sock final : public SockLayout {
   // Returns whether this process's end will be a reset that the kernel does not
   // know of yet.
   bool ResetsAtClose();
-  // Pins the stream until Unpin, for an exec that may fail.  Waits as ToPlain,
-  // and returns what it returns.  AskForExec does not wait.
-  bool PinForExec(std::uint64_t deadline_ns);
-  void AskForExec();
-  // Takes PinForExec and LeaveForExec back: the exec has failed.
-  void Unpin();
   // Adds the counts to `to`, unless Account has.
   void Fold(Stats* to) { Fold(to, false); }
   // Describes the stream for `rcsock stat`.  Returns false if it is no
@@ -492,15 +473,11 @@ class Sock final : public SockLayout {
   // Adds the counts to the process's statistics, once, and gives up the share
   // in the connection.
   void Account();
-  // Gives up the share in a connection whose descriptor exec closes.  Unpin
-  // takes this back.
-  void LeaveForExec();
   // Blocks until the kernel has what TCP still owes, or the deadline.  What the
   // kernel has not got by then makes the end a reset: an orderly end would hide
-  // the loss.  Without `last`, TakeResetBack takes this back.
+  // the loss.  Without `last`,
+  // AcrossExec::TakeResetBack takes this back.
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
-  // Takes back a reset of FlushAtExit: there was no exec.
-  void TakeResetBack();
   // Makes the kernel's end a reset if the application has not read all that the
   // peer sent.  The process ends, and the kernel cannot always know of unread
   // bytes.
@@ -513,6 +490,7 @@ class Sock final : public SockLayout {
   friend class ClaimKeeper;
   friend class UnusedCopy;
   friend class SendGate;
+  friend class AcrossExec;
   friend class ZeroCopyUse;
   friend class Placement;
   friend class RemoteLanes;

@@ -22,6 +22,7 @@
 #include "lib/posix/sock_ancillary.h"
 #include "lib/posix/sock_claim.h"
 #include "lib/posix/sock_closed.h"
+#include "lib/posix/sock_exec.h"
 #include "lib/posix/sock_hold.h"
 #include "lib/posix/sock_options.h"
 #include "lib/posix/sock_watch.h"
@@ -53,9 +54,10 @@ class alignas(64) SockLayout : public File,
       : File(FileKind::kSock),
         anchor_(self),
         zero_copy_(self),
+        across_exec_(self),
+        send_gate_(self),
         claim_(self),
-        copy_(self),
-        send_gate_(self) {}
+        copy_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -140,13 +142,8 @@ class alignas(64) SockLayout : public File,
   std::uint64_t leaving_since_ns_ = 0;
   base::Reason leaving_why_ = base::Reason::kNone;
   std::atomic<std::uint32_t> given_away_{0};  // how often
-  bool exec_pinned_ = false;
+  AcrossExec across_exec_;
   base::Paired<bool> half_closed_;  // shut down here, or ended by the peer
-  bool exec_left_ = false;
-  // FlushAtExit has made the end a reset.  exec_linger_ is the option before.
-  bool exec_resets_ = false;
-  linger exec_linger_ = {};
-  base::Reason exec_reason_ = base::Reason::kNone;
   Sock* pool_next_ = nullptr;
   std::uint64_t given_ns_ = 0;  // when it came to the pool
   std::uint32_t found_in_ = 0;  // the pool's last look that found a call inside
