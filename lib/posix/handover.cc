@@ -466,7 +466,7 @@ void TakeUnread(int memory) {
       continue;
     }
     TakeConnection(inode, kMostNumbers,
-                   [](int first) { return Sock::Unknown(first, true); });
+                   [](int first) { return NotedShare::Unknown(first, true); });
   }
 }
 

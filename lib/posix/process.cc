@@ -259,7 +259,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();
-    sock->LeaveShare(sock->fd());
+    sock->noted().Leave(sock->fd());
     sock->Account();
   });
   ClosedStreams::Flush(deadline, true);

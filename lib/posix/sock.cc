@@ -258,14 +258,7 @@ void Sock::ResetSharing() {
   copy_.Reset();
   told_tx_ = told_rx_ = account_tx_ = account_rx_ = 0;
   inherited_ = false;
-  travels_.store(false, std::memory_order_relaxed);
-  share_.store(0, std::memory_order_relaxed);
-  travel_reason_ = Reason::kNone;
-  unknown_.store(0, std::memory_order_relaxed);
-  sought_.store(false, std::memory_order_relaxed);
-  born_ns_ = 0;
-  drift_ = Notes::Drift();
-  drift_known_ = true;
+  noted_.Reset();
 }
 
 void Sock::Unref() {

@@ -208,6 +208,7 @@ class Sock final : public SockLayout {
   ZeroCopyUse& zero_copy() { return zero_copy_; }
   ClaimKeeper& claim() { return claim_; }
   UnusedCopy& copy() { return copy_; }
+  NotedShare& noted() { return noted_; }
   AcrossExec& across_exec() { return across_exec_; }
   SendGate& send_gate() { return send_gate_; }
   const SendGate& send_gate() const { return send_gate_; }
@@ -427,30 +428,11 @@ class Sock final : public SockLayout {
   void MarkFork() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns the number of the Holding, or -1.
   int holding() const { return holders_.load(); }
-  // --- Passed by SCM_RIGHTS to a process that may follow it (sock_travel.cc)
-  // Prepares the stream for a message that names it by `number`.  The caller is
-  // about to send the message to the AF_UNIX socket with the inode number `to`.
-  // Returns true if the kernel has the stream, and notes say so.  Returns false
-  // if the receiver will not follow the connection.
-  bool Travel(int number, std::uint64_t to, std::uint32_t tag);
-  // Returns the stream that has come to that socket as `number`, and binds it.
-  // Returns null if no sender has noted it.  `until_ns`: as for Notes.
-  static Sock* Arrived(int number, std::uint64_t to, bool peek,
-                       std::uint64_t until_ns);
-  // Returns whether notes say which processes hold the connection.
-  bool Travels() const { return travels_.load(std::memory_order_seq_cst); }
-  // Gives up this process's share.  Requires that the process holds no number
-  // of the connection but `number`, which is still open.
-  void LeaveShare(int number);
   // --- For a program about to be executed that will follow it (handover.cc)
   // Returns the stream of the Holding `number`, in the program that was
   // executed.  `fd` is a descriptor of the connection.  Returns null if there
   // is no such connection, or no memory.
   static Sock* Inherited(int number, int fd);
-  // Returns a stream for a connection that came with the program (`exec`) or by
-  // SCM_RIGHTS, from a process that told nothing.  The caller binds it.
-  // Returns null for a socket that is no connection, or without memory.
-  static Sock* Unknown(int number, bool exec, std::uint64_t until_ns = 0);
   // Makes the stream what it is in the child of a fork.  Requires that the
   // child has no other thread.  A stream that the engine had is the parent's
   // alone.
@@ -491,6 +473,7 @@ class Sock final : public SockLayout {
   friend class UnusedCopy;
   friend class SendGate;
   friend class AcrossExec;
+  friend class NotedShare;
   friend class ZeroCopyUse;
   friend class Placement;
   friend class RemoteLanes;
@@ -929,21 +912,7 @@ class Sock final : public SockLayout {
   // Returns whether no other process of this fork's family holds the
   // connection.
   bool EndsOfFamily() const;
-  static void TravelledByFork();
   void TakeSettings(int number);
-  static Sock* Foreign(int number, int role, std::uint64_t share,
-                       base::Reason reason);
-  // Has the conductor look for other holders, later.
-  void AskForHolders();
-  static void LookForStrangers();
-  bool OnlyOurNumbers() const;
-  // Returns whether no other process that was passed the connection holds it.
-  bool AloneByNotes(bool unspoilt) const;
-  // Stores what TCP has carried so far, as the application counts.  Returns
-  // false if nothing tells that, or the connection is half closed.
-  bool TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const;
-  void MeasureDriftLatched() RC_REQUIRES(tx_latch, rx_latch);
-  bool TakeOffsetsLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Tell the other holders what this process has moved, and hear what they have
   // moved.
   void TellMovedLatched() RC_REQUIRES(tx_latch, rx_latch);

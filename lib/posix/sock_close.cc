@@ -100,7 +100,7 @@ bool Sock::EndsOn(std::uint16_t port) {
 struct Sock::Closing {
   // Closes the number.  `held`: the connection goes on by another.
   void End(Sock* sock, bool held) {
-    sock->LeaveShare(number);
+    sock->noted_.Leave(number);
     result = CloseNumber(number, next, held);
     error = errno;
   }

@@ -33,12 +33,7 @@ bool AcrossExec::Pin(std::uint64_t deadline_ns) {
 }
 
 void AcrossExec::Leave() {
-  if (const std::uint64_t share = sock_->share_.load();
-      sock_->Travels() && share != 0 && sock_->EndsOfFamily() &&
-      sock_->given_away_.load() == 0) {
-    Notes(sock_->fd()).DropShare(share);
-    sock_->share_.store(0);
-  }
+  sock_->noted_.LeaveForExec();
   Holding* all = FindHolding(sock_->holders_);
   if (all == nullptr || left_) return;
   // No other holder is left to see it.
@@ -55,7 +50,7 @@ bool AcrossExec::MayBequeath() {
          sock_->given_away_.load() == 0 && !sock_->IsHalfClosed() &&
          (!sock_->lane_state_.Pinned() || pinned_) &&
          !sock_->lane_state_.Never() && !sock_->zero_copy_.on() &&
-         !sock_->Travels() && sock_->Hold() && HoldingsFd() >= 0 &&
+         !sock_->noted_.Travels() && sock_->Hold() && HoldingsFd() >= 0 &&
          !InterestsKept(sock_);
 }
 
@@ -80,10 +75,7 @@ int AcrossExec::Bequeath(std::uint64_t inode) {
 }
 
 void AcrossExec::Failed() {
-  // Leave has dropped the share.
-  if (sock_->Travels() && sock_->share_.load() == 0) {
-    sock_->share_.store(Notes(sock_->fd()).AddShare());
-  }
+  sock_->noted_.ExecFailed();
   if (left_) {
     left_ = false;
     if (Holding* all = FindHolding(sock_->holders_)) all->count.fetch_add(1);

@@ -16,7 +16,6 @@
 #include "lib/posix/fd/file.h"
 #include "lib/posix/interest_latch.h"
 #include "lib/posix/lane_state.h"
-#include "lib/posix/sharing/notes.h"
 #include "lib/posix/sharing/unread.h"
 #include "lib/posix/sock_anchor.h"
 #include "lib/posix/sock_ancillary.h"
@@ -24,6 +23,7 @@
 #include "lib/posix/sock_closed.h"
 #include "lib/posix/sock_exec.h"
 #include "lib/posix/sock_hold.h"
+#include "lib/posix/sock_noted.h"
 #include "lib/posix/sock_options.h"
 #include "lib/posix/sock_watch.h"
 #include "lib/posix/sock_zero_copy.h"
@@ -57,7 +57,8 @@ class alignas(64) SockLayout : public File,
         across_exec_(self),
         send_gate_(self),
         claim_(self),
-        copy_(self) {}
+        copy_(self),
+        noted_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -223,19 +224,7 @@ class alignas(64) SockLayout : public File,
   std::uint64_t account_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t account_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   bool inherited_ = false;
-  // The connection has been passed by SCM_RIGHTS, and notes say which processes
-  // hold it (sock_travel.cc).
-  std::atomic<bool> travels_{false};
-  std::atomic<std::uint64_t> share_{0};  // this process's share, in the notes
-  base::Reason travel_reason_ = base::Reason::kNone;
-  // The connection came from a program without rcsock.  This many more looks
-  // must find no other holder (sock_foreign.cc).
-  std::atomic<int> unknown_{0};
-  std::atomic<bool> sought_{false};  // such a look is due
-  std::uint64_t born_ns_ = 0;        // see Sought; 0: not known
-  // How far the stream is ahead of what TCP has carried.
-  Notes::Drift drift_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
-  bool drift_known_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = true;
+  NotedShare noted_;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
   Unread unread_ RC_GUARDED_BY(rx_latch);
 };

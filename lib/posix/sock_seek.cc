@@ -137,13 +137,13 @@ void Sock::StartSeek() {
 bool Sock::AloneToSeek() {
   if (SoleHolder()) return true;
   // Another process may still use the connection: look again later.
-  const Reason why = Travels() ? travel_reason_ : Reason::kPinnedFork;
+  const Reason why = noted_.Travels() ? noted_.reason() : Reason::kPinnedFork;
   if (reason_ != why) {
     RCSOCK_LOG(1, "fd %d: no lane: %s", fd(), base::ReasonKey(why));
   }
   reason_ = why;
   TryAgainLater();
-  if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
+  noted_.AskForHolders();
   return false;
 }
 
@@ -304,7 +304,7 @@ Sock::Adoption Sock::TakeFromKernelLatched() {
   const bool alone = NobodyInside() && SoleHolder() && raw_code::MayAdopt();
   if (alone) HearMovedLatched();
   Adoption result = Adoption::kNotYet;
-  if (!alone || (Travels() && !TakeOffsetsLatched())) {
+  if (!alone || !noted_.TakeOffsets()) {
     // The last thread that comes out of the kernel tries again.
   } else if (OwnFace() == Face::kLibrary &&
              (UsedPastUs() || OptionsPin(fd()))) {
@@ -335,7 +335,7 @@ void Sock::BeginEngineLatched() {
   anchor_.SetCame(0);
   options_.Take(fd());
   // What others have set meanwhile was not seen here.
-  if (OwnFace() == Face::kLibrary || holders_ >= 0 || Travels()) {
+  if (OwnFace() == Face::kLibrary || holders_ >= 0 || noted_.Travels()) {
     LearnOptions(fd());
   }
   anchor_.SetInode(SocketInode(fd()));

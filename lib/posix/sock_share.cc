@@ -107,7 +107,7 @@ bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
   return (all == nullptr || all->AloneIs(claim_.made_copies())) &&
-         (!Travels() || AloneByNotes(true));
+         noted_.Alone(true);
 }
 
 // A fork under way, which may wait long for other streams' peers, does not
@@ -121,15 +121,14 @@ bool Sock::EndsHere() const {
     return false;
   }
   const Holding* all = FindHolding(holders_);
-  return (all == nullptr || all->OfOne()) &&
-         (!Travels() || AloneByNotes(false));
+  return (all == nullptr || all->OfOne()) && noted_.Alone(false);
 }
 
 void Sock::Spoil() {
   if (Holding* all = FindHolding(holders_)) {
     all->count.fetch_or(Holding::kSpoilt);
   }
-  if (Travels() && fd() >= 0 && ProcessPinned() != Reason::kSandboxed) {
+  if (noted_.Travels() && fd() >= 0 && ProcessPinned() != Reason::kSandboxed) {
     Notes(fd()).Spoil();
   }
 }
@@ -187,8 +186,7 @@ void Sock::ForkChild() {
   input_alone_.store(false);
   ForgetMoved();
   inherited_ = true;
-  if (Travels()) TravelledByFork();
-  sought_.store(false);
+  noted_.OnForkChild();
   refs_.store(1);
 }
 
@@ -309,7 +307,7 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->anchor().SetNumber(fd);
   sock->anchor().SetInode(all->inode.load());
   // The connection may have been on a lane before.
-  sock->drift_ = Notes(fd).GetDrift();
+  sock->noted_.LearnDrift(fd);
   sock->LearnOptions(fd);
   sock->SetPeer(fd, address, length);
   return sock;
