@@ -194,8 +194,8 @@ void NotedShare::LookForStrangers() {
   int count = 0;
   look_posted.store(0);
   ForEachSock([&](Sock* sock) {
-    if (count == kMost || !sock->noted_.sought_.load() || !sock->TryRef())
-      return;
+    const bool due = sock->noted_.sought_.load();
+    if (count == kMost || !due || !sock->TryRef()) return;
     struct stat status {};
     if (::syscall(SYS_fstat, sock->fd(), &status) != 0) {
       sock->Unref();

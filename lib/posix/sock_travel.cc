@@ -149,8 +149,8 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     if (!share_.compare_exchange_strong(none, share)) {
       notes.DropShare(share);  // another thread passes it, too
     }
-    if (!notes.SetRole(sock_->role_ == stream::Role::kAcceptor ? 1 : 0))
-      return false;
+    const bool accepted = sock_->role_ == stream::Role::kAcceptor;
+    if (!notes.SetRole(accepted ? 1 : 0)) return false;
     sock_->anchor().SetInode(SocketInode(number));
     travels_.store(true, std::memory_order_seq_cst);
     // A child that was forked before this knows of no share, and would take the
