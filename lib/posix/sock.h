@@ -286,6 +286,10 @@ class Sock final : public SockLayout {
   std::int64_t Place(std::uint32_t epoch, const void* from, std::size_t length,
                      std::uint64_t to, std::uint32_t key);
   int Placed(std::uint32_t epoch, std::int64_t ticket);
+  // Sends what an RDMA lane takes now, straight from memory that its SendFrom
+  // names.  Returns the bytes, 0 if there is no room, -1 if there is no such
+  // lane or the lane cannot.
+  ssize_t SendDirect(int fd, const void* from, std::size_t length);
   // Returns the RDMA lane that the stream reads from, or null.
   lane::rdma::QpLane* ReceivingLane() RC_REQUIRES(rx_latch);
   // Returns the lane with that serial number, also if the stream has left the

@@ -61,6 +61,17 @@ int Sock::Placed(std::uint32_t epoch, std::int64_t ticket) {
   return result;
 }
 
+ssize_t Sock::SendDirect(int fd, const void* from, std::size_t length) {
+  const iovec iov{const_cast<void*>(from), length};
+  Critical critical;
+  const base::LatchGuard hold(tx_latch);
+  if (!IsAt(fd) || PlacingLane(0) == nullptr || !stream_->FastTx()) return -1;
+  const ssize_t n = stream_->Write(&iov, 1, length);
+  if (n <= 0) return n == -EAGAIN ? 0 : -1;
+  lane_tx_ += static_cast<std::uint64_t>(n);
+  return n;
+}
+
 lane::rdma::QpLane* Sock::ReceivingLane() {
   lane::Lane* const lane = PlacingLane(0);
   return lane != nullptr && stream_->FastRx()
