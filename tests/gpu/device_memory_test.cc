@@ -141,6 +141,14 @@ TEST_P(DeviceMemoryTest, FreedMemoryIsEfaultAndTheStreamGoesOn) {
   Buffer memory(100'000);
   const Buffer fine(100'000);
   rcs_sent sent{};
+  // An RDMA device has a key of the memory from then on.
+  std::thread send([&] {
+    EXPECT_EQ(rcs_send_registered(one_, memory.at(), 100'000, 0, &sent),
+              100'000);
+  });
+  EXPECT_EQ(Receive(100'000).size(), 100'000u);
+  send.join();
+  AwaitDone(&sent);
   Gpu::Get().Free(memory.at());
   EXPECT_EQ(rcs_send_registered(one_, memory.at(), 100'000, 0, &sent), -1);
   EXPECT_EQ(errno, EFAULT);

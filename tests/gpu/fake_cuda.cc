@@ -10,6 +10,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -215,6 +216,8 @@ extern "C" {
 Result cuInit(unsigned) {
   Driver& d = D();
   const std::lock_guard hold(d.mutex);
+  // For programs that do not call fake_cuda_dmabuf.
+  if (std::getenv("FAKE_CUDA_DMABUF") != nullptr) d.dmabuf = false;
   if (d.owner == ::getpid()) return kSuccess;
   if (d.owner != 0) return kNotInitialized;  // a child of fork
   d.owner = ::getpid();

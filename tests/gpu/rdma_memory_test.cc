@@ -91,6 +91,21 @@ TEST_P(RdmaMemoryTest, PlacedFromGpuToGpu) {
   Gpu::Get().Free(to);
 }
 
+TEST_P(RdmaMemoryTest, PlacesNothingOfFreedMemory) {
+  Buffer from(kSize);
+  std::vector<char> to(kSize);
+  rcs_sent sent{};
+  SendOne(from, kSize, 14, &sent);
+  AwaitDone(&sent);
+  rcs_exposure where{};
+  ASSERT_EQ(rcs_expose(other_, to.data(), kSize, &where), 0);
+  Gpu::Get().Free(from.at());
+  EXPECT_EQ(rcs_place(one_, &where, 0, from.at(), kSize), -1);
+  EXPECT_EQ(errno, EFAULT);
+  EXPECT_EQ(rcs_unregister_buffer(from.at(), kSize), 0);
+  from.Forget();
+}
+
 TEST_P(RdmaMemoryTest, NotExposedWhereTheGpuDoesNotOrderWrites) {
   if (Gpu::Get().real()) GTEST_SKIP();
   const auto ordering = Gpu::Get().Call<void(int)>("fake_cuda_ordering");

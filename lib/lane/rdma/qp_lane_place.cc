@@ -62,6 +62,11 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
   if (length > ring::kMaxLength) return -EMSGSIZE;
   std::uint32_t lkey = 0;
   auto memory = UserMemory::Find(from, length);
+  if (memory != nullptr && memory->device() != nullptr) {
+    // Of memory that was freed, the device would send what was there.
+    const int gone = memory->device()->Check(from, length);
+    if (gone != 0) return -gone;
+  }
   if (memory == nullptr || !memory->LocalKey(memory_->pd(), &lkey)) {
     return -ENOBUFS;
   }

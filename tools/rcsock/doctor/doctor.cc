@@ -17,6 +17,7 @@
 
 #include "tools/rcsock/counters/counters.h"
 #include "tools/rcsock/doctor/findings.h"
+#include "tools/rcsock/doctor/gpus.h"
 #include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/doctor/network.h"
 #include "tools/rcsock/doctor/probe.h"
@@ -302,6 +303,7 @@ int Doctor(const DoctorOptions& options) {
   const bool verbs = ExamineHost(&findings);
   if (verbs) TryDevices(rules, &findings);
   ExamineSysfs(&findings);
+  ExamineGpus(SysfsRoot(), &findings);
   Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())), set,
          rules.Against("shm", kLoopback, 0), &findings);
   if (!host.empty()) TryPeer(host, port, verbs, rules, set, &findings);
