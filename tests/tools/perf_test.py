@@ -472,7 +472,8 @@ def answer(s):
 
 SPEC = {"mode": "messages", "transport": "tcp", "direction": "forward",
         "seconds": 1, "bytes": 0, "size": 64, "connections": 1, "active": 1, "rate": 0,
-        "settle": 0, "traced": False, "client_cpu": None, "server_cpu": None}
+        "settle": 0, "traced": False, "client_cpu": None, "server_cpu": None,
+        "gpu": None}
 
 
 def test_other_clients():

@@ -55,6 +55,10 @@ _rcsock() {
       mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp verbs' -- "$cur")
       return
       ;;
+    --memory)
+      mapfile -t COMPREPLY < <(compgen -W 'host gpu' -- "$cur")
+      return
+      ;;
     --log)
       mapfile -t COMPREPLY < <(compgen -W '0 1 2' -- "$cur")
       return
