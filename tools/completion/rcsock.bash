@@ -25,7 +25,7 @@ _rcsock() {
           _command_offset $((i + 1))
           return
           ;;
-        --lanes | --profile | --peers | --stats | --log | --log-file | --config)
+        --lanes | --profile | --peers | --meet-dir | --stats | --log | --log-file | --config)
           [[ ${words[i + 1]:-} == = ]] && ((i++))
           ((i++))
           ;;
@@ -61,6 +61,10 @@ _rcsock() {
       ;;
     --stats | --log-file | --config | --report)
       _filedir
+      return
+      ;;
+    --meet-dir)
+      _filedir -d
       return
       ;;
     --pid)

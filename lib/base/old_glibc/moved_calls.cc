@@ -1,15 +1,14 @@
-// What the preload would need libpthread, libdl and libgcc_s for: the loader
-// would open all three at each exec. Since glibc 2.34 libc has the functions of
-// the first two. The preload calls them wherever they are. libgcc's unwinder is
-// linked in, and asks for what an old glibc does not have.
+// Functions that glibc 2.34 moved from libpthread and libdl into libc. The
+// preload calls them wherever they are, and names neither library: the loader
+// of a later glibc would open both at each exec, and they hold nothing there.
+// The third library, libgcc_s, must stay: glibc unwinds a cancelled thread with
+// that one, and another copy of the unwinder cannot read its state.
 //
 // A call may come before any constructor, and before a sanitizer's runtime has
 // begun. So this file calls only the loader and lib/base/image_symbols.h.
 
 #include <dlfcn.h>
 #include <link.h>
-
-#include <cstddef>
 
 #include "lib/base/image_symbols.h"
 
@@ -63,34 +62,7 @@ extern "C" [[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_moved(
   return found;
 }
 
-namespace {
-
-// What _dl_find_object() says, from what every glibc has.
-struct Search {
-  ElfW(Addr) address;
-  dl_find_object* result;
-};
-int Look(dl_phdr_info* info, std::size_t, void* data) {
-  auto* const search = static_cast<Search*>(data);
-  bool inside = false;
-  *search->result = {};
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const ElfW(Phdr)& part = info->dlpi_phdr[i];
-    const ElfW(Addr) start = info->dlpi_addr + part.p_vaddr;
-    if (part.p_type == PT_GNU_EH_FRAME) {
-      search->result->dlfo_eh_frame = reinterpret_cast<void*>(start);
-    } else if (part.p_type == PT_LOAD &&
-               search->address - start < part.p_memsz) {
-      inside = true;
-    }
-  }
-  return inside && search->result->dlfo_eh_frame != nullptr ? 1 : 0;
-}
-
-}  // namespace
-
-// libgcc's unwinder, which is linked in, finds a function's tables by it. glibc
-// has it from 2.35 on.
+// For lib/base/image_symbols.h: glibc has it from 2.35 on.
 extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
     void* address, dl_find_object* result) noexcept {
   static decltype(&::_dl_find_object) slot = nullptr;
@@ -99,9 +71,7 @@ extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
     found = reinterpret_cast<decltype(found)>(Find("_dl_find_object"));
     __atomic_store_n(&slot, found, __ATOMIC_RELEASE);
   }
-  if (found != nullptr) return found(address, result);
-  Search search{reinterpret_cast<ElfW(Addr)>(address), result};
-  return ::dl_iterate_phdr(&Look, &search) == 1 ? 0 : -1;
+  return found != nullptr ? found(address, result) : -1;
 }
 
 // Each goes on to the function itself with the arguments, and the caller, of
@@ -163,7 +133,6 @@ extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
       "\n"                            \
       ".comm rcsock_moved_" #name ", 8, 8\n")
 
-MOVED(__pthread_key_create);
 MOVED(dladdr);
 MOVED(dladdr1);
 MOVED(dlinfo);
