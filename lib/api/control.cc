@@ -5,11 +5,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "lib/api/device_data.h"
 #include "lib/base/clock.h"
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
@@ -200,6 +202,38 @@ bool WithDevice(Sock* sock, F&& f) {
   return true;
 }
 
+// Sends straight from a device's memory while an RDMA lane has room for it, and
+// through host memory otherwise. A short copy waits for room.
+ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
+                     const std::byte* from, std::size_t length, int flags) {
+  constexpr std::size_t kPiece = 64 * 1024;
+  // Of memory that was freed, the RDMA device would send what was there.
+  const int gone = device->Check(from, length);
+  if (gone != 0) return Fail(gone);
+  std::size_t done = 0;
+  while (length - done >= kLeastDirect) {
+    const ssize_t n = sock->placement().SendDirect(fd, from + done, length - done);
+    if (n < 0) break;
+    done += static_cast<std::size_t>(n);
+    if (n != 0) continue;
+    const std::size_t piece = std::min(kPiece, length - done);
+    const ssize_t m =
+        rcsock::api::SendFromDevice(sock, fd, device, from + done, piece,
+                                    done == 0 ? flags : flags | MSG_NOSIGNAL);
+    if (m < 0 && done == 0) return m;
+    if (m < 0) sock->KeepError(fd, errno);
+    if (m > 0) done += static_cast<std::size_t>(m);
+    if (m != static_cast<ssize_t>(piece)) return static_cast<ssize_t>(done);
+  }
+  if (done == length) return static_cast<ssize_t>(done);
+  const ssize_t rest =
+      rcsock::api::SendFromDevice(sock, fd, device, from + done, length - done,
+                                  done == 0 ? flags : flags | MSG_NOSIGNAL);
+  if (done == 0) return rest;
+  if (rest < 0) sock->KeepError(fd, errno);
+  return static_cast<ssize_t>(done) + std::max<ssize_t>(rest, 0);
+}
+
 // Posts within its scope may go straight from the memory. It is an object,
 // since a cancelled thread leaves the call by unwinding.
 class DirectSend {
@@ -243,6 +277,14 @@ RCSOCK_EXPORT ssize_t rcs_send_registered(int fd, const void* from,
   auto memory = UserMemory::Find(from, length);
   if (memory == nullptr) return Fail(EINVAL);
   *sent = {0, 1, 0, 0};
+  rcsock::gpu::Memory* const device = length != 0 ? memory->device() : nullptr;
+  if (device != nullptr) {
+    const auto* at = static_cast<const std::byte*>(from);
+    // Kept for as long as the call needs it.
+    const std::shared_ptr<UserMemory> kept = memory;
+    const DirectSend direct(sock, std::move(memory), sent);
+    return SendOfDevice(sock, fd, device, at, length, flags);
+  }
   if (length < kLeastDirect) return posix::hook::send(fd, from, length, flags);
   const DirectSend direct(sock, std::move(memory), sent);
   return posix::hook::send(fd, from, length, flags);
@@ -272,9 +314,16 @@ RCSOCK_EXPORT int rcs_sent_done(int fd, rcs_sent* sent, int may_copy) {
 RCSOCK_EXPORT ssize_t rcs_recv_registered(int fd, void* to, size_t length,
                                           int flags) {
   RCSOCK_FORWARD(rcs_recv_registered, -1, fd, to, length, flags)
-  if (Find(fd) == nullptr) return -1;
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
   if (to == nullptr) return Fail(EFAULT);
-  if (UserMemory::Find(to, length) == nullptr) return Fail(EINVAL);
+  const auto memory = UserMemory::Find(to, length);
+  if (memory == nullptr) return Fail(EINVAL);
+  // MSG_TRUNC puts nothing there.
+  if (memory->device() != nullptr && length != 0 && (flags & MSG_TRUNC) == 0) {
+    return rcsock::api::RecvToDevice(
+        sock, fd, memory->device(), static_cast<std::byte*>(to), length, flags);
+  }
   const posix::RecvRegistered registered;
   return posix::hook::recv(fd, to, length, flags);
 }

@@ -93,8 +93,8 @@ sockaddr_un AddressOf(int fd, const char* name) {
 
 base::UniqueFd FindIn(int folder, const char* name) {
   base::UniqueFd found(base::OpenHigh([folder, name] {
-    return ::syscall(SYS_openat, folder, name,
-                     O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
+    return ::syscall(SYS_openat, folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC,
+                     0);
   }));
   struct stat what;
   if (found.ok() &&

@@ -17,9 +17,9 @@ constexpr int kPlaces = 4;
 // Whether the configuration names a directory.
 bool Given();
 
-// Lets `fd`, a socket that is not bound, listen under a name of `half`.  Returns
-// the place, or -errno.  A name always leads to a socket that listens, or to one
-// that has ended.
+// Lets `fd`, a socket that is not bound, listen under a name of `half`. Returns
+// the place, or -errno.  A name always leads to a socket that listens, or to
+// one that has ended.
 int Publish(int fd, const Tuple& half, int backlog);
 // Removes that name.  Call it while the socket still listens.
 void Withdraw(const Tuple& half, int place);

@@ -70,8 +70,8 @@ bool ReadRoutes(std::uint32_t peer, Route* best) {
   char text[8192];  // 64 routes
   std::size_t size = 0;
   for (;;) {
-    const long n = ::syscall(SYS_read, file.get(), text + size,
-                             sizeof text - 1 - size);
+    const long n =
+        ::syscall(SYS_read, file.get(), text + size, sizeof text - 1 - size);
     if (n <= 0) break;
     size += static_cast<std::size_t>(n);
   }

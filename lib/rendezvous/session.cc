@@ -41,6 +41,8 @@ constexpr int kMaxTries = 5;
 // name.
 constexpr milliseconds kOfferLimit{5};
 constexpr int kBacklog = 8;
+// How often a binder looks whether its peer waits in the meeting directory.
+constexpr int kLooks = 8;
 
 stream::Role OtherRole(stream::Role role) {
   return role == stream::Role::kConnector ? stream::Role::kAcceptor
@@ -109,6 +111,7 @@ void Session::Begin() {
                       core_->plain.Has(peer_address_, peer_port_);
   if (!List(local_address)) return;
   if (by_shm) {
+    if (MayBeRedirected()) looks_ = kLooks;
     if (!Redirected() && !TryLinks()) TryName();
     return;
   }
@@ -302,7 +305,8 @@ void Session::TryName() {
   const bool may_bind = core_->MayBind() && !remembered_plain_;
   if (may_bind) {
     if (::bind(fd.get(), address, length) == 0) {
-      return Bound(std::move(fd), kMeetLimit);
+      return Bound(std::move(fd),
+                   looks_ > 0 ? kMeetLimit / kLooks : kMeetLimit);
     }
     if (errno != EADDRINUSE) return Fail(ErrnoReason(errno), false);
   }
@@ -672,6 +676,7 @@ void Session::OnTimer() {
     case State::kBinder:
       if (far_) return NobodyFar();
       if (Redirected()) return;
+      if (looks_ > 0 && --looks_ > 0) return StartTimer(kMeetLimit / kLooks);
       if (core_->met.Has(peer_address_, ServicePort())) {
         // The peer is late, or in its process's queue.  Goes to the end of this
         // queue.

@@ -140,6 +140,7 @@ class Session : public ChannelOwner,
   // Goes to the directory if a name of this connection's is there, although the
   // peer's address is of this namespace: its destination was redirected.
   bool Redirected();
+  bool MayBeRedirected() const;
   // Enters the session under the tuple that a far search, or another, has.
   bool ListAs(bool far);
   // Nobody has come.
@@ -181,7 +182,8 @@ class Session : public ChannelOwner,
   Address own_address_{};
   bool far_ = false;  // looks in the meeting directory
   bool redirected_ = false;
-  int place_ = -1;    // where this end waits, or where it has called
+  int looks_ = 0;  // how often Redirected is yet to be asked
+  int place_ = -1;             // where this end waits, or where it has called
   std::uint32_t refused_ = 0;  // places where the peer is not
   base::Reason far_why_ = base::Reason::kNone;  // of the last of these
   bool nobody_far_ = false;                     // no peer has come there

@@ -163,11 +163,13 @@ bool Session::ListAs(bool far) {
   return listed_ = core_->AddSession(this);
 }
 
+bool Session::MayBeRedirected() const {
+  return role_ == stream::Role::kAcceptor && !redirected_ &&
+         meet_directory::Given() && !IsLoopback(peer_address_);
+}
+
 bool Session::Redirected() {
-  if (role_ != stream::Role::kAcceptor || redirected_ ||
-      !meet_directory::Given() || IsLoopback(peer_address_)) {
-    return false;
-  }
+  if (!MayBeRedirected()) return false;
   const Tuple half = ClientHalf(ends_);
   bool there = false;
   for (int place = 0; place < meet_directory::kPlaces && !there; ++place) {

@@ -39,8 +39,7 @@ std::uint64_t NamespaceOf(int fd) {
 // Lets the socket receive only what is about the connecting end's port, for
 // ever.
 bool Limit(int fd, const Tuple& ends, stream::Role role) {
-  const std::uint32_t at =
-      kPorts + (role == stream::Role::kConnector ? 0 : 2);
+  const std::uint32_t at = kPorts + (role == stream::Role::kConnector ? 0 : 2);
   // A filter reads numbers as big-endian, and the type is little-endian.
   constexpr std::uint32_t kType = SOCK_DIAG_BY_FAMILY << 8;
   sock_filter code[] = {
@@ -176,8 +175,8 @@ std::uint32_t AskWitness(int witness, const Tuple& ends, stream::Role whose) {
         from.nl_pid != 0) {
       continue;
     }
-    const std::uint32_t inode = InodeIn(
-        reinterpret_cast<const nlmsghdr*>(text), n, ask, own, other);
+    const std::uint32_t inode =
+        InodeIn(reinterpret_cast<const nlmsghdr*>(text), n, ask, own, other);
     if (inode != 0) return inode;
   }
   return 0;

@@ -93,6 +93,7 @@ const char* LoadCalls() {
   if (!Find(cm, verbs, "ibv_reg_mr_iova2", &calls.ibv_reg_mr_iova2)) {
     calls.ibv_reg_mr_iova2 = nullptr;
   }
+  Find(cm, verbs, "ibv_reg_dmabuf_mr", &calls.ibv_reg_dmabuf_mr);
   LoadProviders(reinterpret_cast<const void*>(calls.ibv_reg_mr));
   // Behind a fork, kernels before 5.12 give a parent that writes to its queues
   // other pages than the device has. On later kernels this does nothing.
@@ -298,6 +299,28 @@ Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
   }
   Fail(error, "ibv_reg_mr", errno, pd->context);
   return nullptr;
+}
+
+Mr RegisterDmabuf(ibv_pd* pd, int fd, std::uint64_t offset, void* base,
+                  std::size_t length, int access, Error* error) {
+  const base::NoCancel no_cancel;
+  errno = EOPNOTSUPP;
+  Mr mr(calls.ibv_reg_dmabuf_mr == nullptr
+            ? nullptr
+            : calls.ibv_reg_dmabuf_mr(pd, offset, length,
+                                      reinterpret_cast<std::uintptr_t>(base),
+                                      fd, access));
+  if (mr == nullptr) Fail(error, "ibv_reg_dmabuf_mr", errno, pd->context);
+  return mr;
+}
+
+Mr RegisterStrict(ibv_pd* pd, void* base, std::size_t length, int access,
+                  Error* error) {
+  const base::NoCancel no_cancel;
+  errno = 0;
+  Mr mr((calls.ibv_reg_mr)(pd, base, length, access));
+  if (mr == nullptr) Fail(error, "ibv_reg_mr", errno, pd->context);
+  return mr;
 }
 
 Channel CreateChannel(ibv_context* context, Error* error) {

@@ -63,6 +63,13 @@ Pd AllocPd(ibv_context* context, Error* error);
 // their place. If a device refuses one ordering, it is asked for the other.
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
+// Registers a dma-buf from `offset` on, under the addresses from `base` on. The
+// order of its key is strict.
+Mr RegisterDmabuf(ibv_pd* pd, int fd, std::uint64_t offset, void* base,
+                  std::size_t length, int access, Error* error);
+// As Register, with strict order only.
+Mr RegisterStrict(ibv_pd* pd, void* base, std::size_t length, int access,
+                  Error* error);
 Channel CreateChannel(ibv_context* context, Error* error);
 // CQs of different `number` interrupt different CPUs, as far as the device can.
 Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
@@ -147,6 +154,9 @@ struct Calls {
   // Null before rdma-core 28.
   ibv_mr* (*ibv_reg_mr_iova2)(ibv_pd*, void*, std::size_t, std::uint64_t,
                               unsigned);
+  // Null before rdma-core 34.
+  ibv_mr* (*ibv_reg_dmabuf_mr)(ibv_pd*, std::uint64_t, std::size_t,
+                               std::uint64_t, int, int);
 };
 extern Calls calls;
 

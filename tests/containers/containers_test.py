@@ -106,8 +106,9 @@ class World:
         words = ["ip", "netns", "exec", space, "unshare", "-m", "-p", "-u", "-i",
                  "-f", "--kill-child", "--mount-proc"]
         if uid:
-            stats.touch()
-            os.chown(stats, uid, uid)
+            for file in (stats, self.folder / f"log{self.count}"):
+                file.touch()
+                os.chown(file, uid, uid)
             words += ["setpriv", f"--reuid={uid}", f"--regid={uid}",
                       "--clear-groups"]
         if user_space:
@@ -130,7 +131,7 @@ class World:
                                      str(port)], **more)
         line = process.stdout.readline()
         if line != "ready\n":
-            raise AssertionError(f"no server: {line}{process.stdout.read()}")
+            raise AssertionError(f"no server: {line}")
         return process
 
     def call(self, space, address, port=7000, connections=8, rounds=60, pause=0.005,
@@ -141,7 +142,7 @@ class World:
             **more)
 
     def finish(self, process, status=0):
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=60)
         if process.returncode != status:
             raise AssertionError(f"status {process.returncode}: {out}")
         try:

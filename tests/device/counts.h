@@ -41,6 +41,7 @@ namespace fake_device {
   X(overruns)       /* of a CQ */                                      \
   X(async_events)   /* told */                                         \
   X(of_parent)      /* objects of the parent's used in a child */      \
+  X(dmabufs)        /* registered */                                   \
   X(pds_made)                                                          \
   X(pds_gone)                                                          \
   X(mrs_made)                                                          \

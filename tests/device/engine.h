@@ -57,6 +57,8 @@ struct Mr {
   ibv_mr base{};
   State* state = nullptr;
   unsigned access = 0;
+  // Of a dma-buf: where the device has the bytes of base.addr.
+  std::uint8_t* device = nullptr;
 };
 
 struct CompChannel {

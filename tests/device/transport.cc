@@ -50,6 +50,18 @@ Mr* Covering(const Qp* qp, std::uint64_t address, std::size_t length,
              : nullptr;
 }
 
+// Where the device finds an address of the program's.
+void* At(const Qp* qp, std::uint64_t address) {
+  for (const auto& [key, mr] : qp->state->mrs) {
+    const auto base = reinterpret_cast<std::uintptr_t>(mr->base.addr);
+    if (mr->device != nullptr && address >= base &&
+        address - base < mr->base.length) {
+      return mr->device + (address - base);
+    }
+  }
+  return reinterpret_cast<void*>(address);
+}
+
 // A word that others may be reading or writing is taken, and put, as one.
 void Copy(void* to, const void* from, std::size_t length) {
   if (length == 0) return;
@@ -134,7 +146,7 @@ bool Gather(const Qp* qp, const Request& request, std::uint32_t offset,
       if (Covering(qp, sge.addr + skip, n, sge.lkey, 0) == nullptr) {
         return false;
       }
-      Copy(to, reinterpret_cast<const void*>(sge.addr + skip), n);
+      Copy(to, At(qp, sge.addr + skip), n);
       to += n;
       offset += n;
       length -= n;
@@ -331,7 +343,7 @@ void Write(Qp* qp, std::uint64_t address, const char* data,
            std::uint32_t length) {
   State* const state = qp->state;
   if (!state->options.unordered) {
-    Copy(reinterpret_cast<void*>(address), data, length);
+    Copy(At(qp, address), data, length);
     return;
   }
   // In pieces of lines, each on its own; a line or less by its words.
@@ -387,7 +399,7 @@ void OnSend(Conn* conn, Qp* qp, const Head& head, const char* data) {
       if (Covering(qp, to, n, sge.lkey, IBV_ACCESS_LOCAL_WRITE) == nullptr) {
         break;
       }
-      Copy(reinterpret_cast<void*>(to), data, n);
+      Copy(At(qp, to), data, n);
       data += n;
       offset += n;
       left -= n;
@@ -431,8 +443,7 @@ void OnReadRequest(Conn* conn, Qp* qp, const Head& head) {
     answer.length =
         std::min<std::uint32_t>(head.total - offset, std::uint32_t{kMtu});
     std::string data(answer.length, '\0');
-    Copy(data.data(), reinterpret_cast<const void*>(head.address + offset),
-         answer.length);
+    Copy(data.data(), At(qp, head.address + offset), answer.length);
     SendFrame(conn, answer, data);
     offset += answer.length;
   } while (offset < head.total);
@@ -449,7 +460,7 @@ void OnReadResponse(Qp* qp, const Head& head, const char* data) {
   if (Covering(qp, sink.addr, head.total, sink.lkey, access) == nullptr) {
     return Fail(qp, request, IBV_WC_LOC_PROT_ERR);
   }
-  Copy(reinterpret_cast<void*>(sink.addr + head.offset), data, head.length);
+  Copy(At(qp, sink.addr + head.offset), data, head.length);
   if (head.offset + head.length != head.total) return;
   request->done = true;
   --qp->reads;
@@ -664,8 +675,7 @@ void Land(Qp* qp, bool all) {
       const auto base = reinterpret_cast<std::uintptr_t>(mr->base.addr);
       if (one.address >= base &&
           one.address + one.bytes.size() <= base + mr->base.length) {
-        Copy(reinterpret_cast<void*>(one.address), one.bytes.data(),
-             one.bytes.size());
+        Copy(At(qp, one.address), one.bytes.data(), one.bytes.size());
         break;
       }
     }

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -253,8 +255,8 @@ Context* Open() {
   return context;
 }
 
-ibv_mr* NewMr(ibv_pd* base, void* address, std::size_t length,
-              unsigned access) {
+ibv_mr* NewMr(ibv_pd* base, void* address, std::size_t length, unsigned access,
+              bool dmabuf = false) {
   auto* const pd = reinterpret_cast<Pd*>(base);
   CheckOwner(pd->state, "a protection domain");
   State* const state = pd->state;
@@ -281,6 +283,15 @@ ibv_mr* NewMr(ibv_pd* base, void* address, std::size_t length,
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   if (Raw(SYS_mincore, static_cast<long>(at & ~std::uintptr_t{4095}), 4096,
           Arg(&present)) == -ENOMEM) {
+    errno = EFAULT;
+    return nullptr;
+  }
+  // As a kernel without a GPU's peer-memory module: no CPU may read it.
+  char byte;
+  const iovec here{&byte, 1};
+  const iovec there{address, 1};
+  if (!dmabuf && Raw(SYS_process_vm_readv, Raw(SYS_getpid), Arg(&here), 1,
+                     Arg(&there), 1, 0) == -EFAULT) {
     errno = EFAULT;
     return nullptr;
   }
@@ -409,6 +420,36 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t length,
   return NewMr(pd, address, length, access);
 }
 
+// A dma-buf of tests/gpu is a file, whose position says where the buffer
+// begins.
+ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length,
+                          std::uint64_t iova, int fd, int access) {
+  const long begin = Raw(SYS_lseek, fd, 0, SEEK_CUR);
+  const std::uint64_t first = static_cast<std::uint64_t>(begin) + offset;
+  const std::uint64_t page = first & ~std::uint64_t{4095};
+  if (begin < 0) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  const long at =
+      Raw(SYS_mmap, 0, static_cast<long>(length + (first - page)),
+          PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<long>(page));
+  if (at < 0 && at > -4096) {
+    errno = static_cast<int>(-at);
+    return nullptr;
+  }
+  ibv_mr* const made = NewMr(pd, reinterpret_cast<void*>(iova), length,
+                             static_cast<unsigned>(access), true);
+  if (made == nullptr) {
+    Raw(SYS_munmap, at, static_cast<long>(length + (first - page)));
+    return nullptr;
+  }
+  reinterpret_cast<Mr*>(made)->device =
+      reinterpret_cast<std::uint8_t*>(at) + (first - page);
+  Count(&Counts::dmabufs);
+  return made;
+}
+
 int ibv_dereg_mr(ibv_mr* base) {
   auto* const mr = reinterpret_cast<Mr*>(base);
   CheckOwner(mr->state, "a memory region");
@@ -423,6 +464,12 @@ int ibv_dereg_mr(ibv_mr* base) {
       });
     }
     --reinterpret_cast<Pd*>(mr->base.pd)->users;
+  }
+  if (mr->device != nullptr) {
+    const auto at = reinterpret_cast<std::uintptr_t>(mr->device);
+    const std::uintptr_t page = at & ~std::uintptr_t{4095};
+    Raw(SYS_munmap, static_cast<long>(page),
+        static_cast<long>(mr->base.length + (at - page)));
   }
   delete mr;
   Count(&Counts::mrs_gone);

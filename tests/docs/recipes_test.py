@@ -16,8 +16,6 @@ LIBRARY = "/$LIB/librcsock_preload.so"
 IMAGE_TREE = "/opt/rcsock"  # where tools/dist --image has it
 VERSION = pathlib.Path("VERSION").read_text(encoding="ascii").strip()
 VARIABLES = set(re.findall(r'"(RCSOCK_[A-Z_]+)"', pathlib.Path("lib/base/config.h").read_text(encoding="utf-8")))
-# Documented by its own page, read by a library that may be newer than this tree.
-VARIABLES.add("RCSOCK_MEET_DIR")
 KEYS = {"containers": "name", "initContainers": "name", "env": "name", "volumes": "name",
         "volumeMounts": "mountPath", "ports": "containerPort"}
 

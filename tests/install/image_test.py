@@ -78,8 +78,8 @@ def unpacked(layout):
 def inside(root, config, *command):
     """Runs a command in the image, in namespaces of its own."""
     env = dict(one.split("=", 1) for one in config["Env"])
-    return run("unshare", "--user", "--map-root-user", "--mount", "chroot", str(root), *command,
-               env=dict(env, OUTER="1"))
+    return run(shutil.which("unshare"), "--user", "--map-root-user", "--mount", shutil.which("chroot"), str(root),
+               *command, env=env)
 
 
 def test_rootfs(config, root):

@@ -263,10 +263,10 @@ TEST_P(Hostile, AnOlderWordForWhoAsks) {
   ASSERT_EQ(peer_->Read(&iov, 1, 0, sink.size(), false), 5000u);
   peer_->Credit();
   ASSERT_TRUE(WriteWord(base_, 1));
-  made_.pair->Pump();
+  lane_->source()->Drain();
   ASSERT_LT(lane_->Acked(), lane_->Posted()) << "the test tests nothing";
   peer_->Credit();
-  made_.pair->Pump();
+  lane_->source()->Drain();
   ASSERT_LT(lane_->Acked(), lane_->Posted());
   const std::uint32_t wakes = peer_->wakes_sent();
   for (int i = 0; i < 20; ++i) peer_->AssureCredit();

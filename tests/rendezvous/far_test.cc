@@ -1,5 +1,5 @@
-// How ends of two network namespaces meet in a directory, and who does not get a
-// lane there.
+// How ends of two network namespaces meet in a directory, and who does not get
+// a lane there.
 #include <sched.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -143,8 +143,8 @@ TEST_F(Meeting, NeedsADirectoryOfThisHost) {
   EXPECT_EQ(meet_directory::TryOut(), 0);
   const std::string link = std::string(folder_) + "/link";
   ASSERT_EQ(::symlink(folder_, link.c_str()), 0);
-  for (const std::string& path :
-       {link, std::string(folder_) + "/missing", std::string("/proc/version")}) {
+  for (const std::string& path : {link, std::string(folder_) + "/missing",
+                                  std::string("/proc/version")}) {
     ::setenv("RCSOCK_MEET_DIR", path.c_str(), 1);
     base::LoadConfig();
     EXPECT_NE(meet_directory::TryOut(), 0) << path;
@@ -196,8 +196,8 @@ void Ip(const std::string& words) {
       << words;
 }
 
-// A connection from one namespace to another, made in a thread that is left in a
-// third.
+// A connection from one namespace to another, made in a thread that is left in
+// a third.
 struct FarPair {
   int connector_space = -1;
   int acceptor_space = -1;
@@ -220,9 +220,9 @@ FarPair MakeFarPair() {
     ::inet_pton(AF_INET, "10.91.8.1", &address.sin_addr);
     address.sin_port = htons(7000);
     const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address),
-                     sizeof address),
-              0);
+    ASSERT_EQ(
+        ::bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address),
+        0);
     ASSERT_EQ(::listen(listener, 1), 0);
     ASSERT_EQ(::setns(far.connector_space, CLONE_NEWNET), 0);
     Ip("addr add 10.91.8.2/24 dev v1");
@@ -261,7 +261,8 @@ TEST_F(Meeting, OfTwoNamespaces) {
   };
   const pid_t one =
       end(far.ends.connector, far.connector_space, kConnector, 23456);
-  const pid_t two = end(far.ends.acceptor, far.acceptor_space, kAcceptor, 23457);
+  const pid_t two =
+      end(far.ends.acceptor, far.acceptor_space, kAcceptor, 23457);
   ExpectSuccess(one);
   ExpectSuccess(two);
   CloseFar(far);
@@ -353,8 +354,7 @@ TEST_F(Meeting, NobodyElseGetsTheLane) {
         fds[count++] = ::open("/proc/self/status", O_RDONLY);
       } else if (what != kNothing) {
         // A token that its holder has given away.
-        const int shown =
-            what == kOwnToken ? NewSocket() : far.ends.acceptor;
+        const int shown = what == kOwnToken ? NewSocket() : far.ends.acceptor;
         token = OpenToken(shown);
         fds[count++] = token.get();
         if (what != kTokenAlone) {

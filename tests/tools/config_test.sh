@@ -39,6 +39,15 @@ wrong() {
 check "no file: nothing set" "|" "$(rules)"
 : >config.toml
 compiles "an empty file" ""
+# The directory that containers share is no rule.
+meets() { "$tool" run --config config.toml "$@" -- sh -c 'echo "$RCSOCK_MEET_DIR"' 2>&1; }
+echo 'meet_dir = "/run/meet"' >config.toml
+compiles "meet_dir" ""
+check "meet_dir: the variable" /run/meet "$(meets)"
+check "meet_dir: the environment is first" /other "$(RCSOCK_MEET_DIR=/other meets)"
+check "meet_dir: and so is the option" "$tmp/here" "$(meets --meet-dir here)"
+echo 'meet_dir = "meet"' >config.toml
+wrong "meet_dir that is relative" 1 "absolute path"
 cat >config.toml <<'END'
 # A comment.
 promote = "adaptive"

@@ -181,7 +181,7 @@ def test_patience():
 
 
 def test_wrong():
-    for address, status in (("nonsense", 1), ("127.0.0.1:99999", 1), ("192.0.2.1:9", 1)):
+    for address, status in (("nonsense", 2), ("127.0.0.1:99999", 2), ("127.0.0.1:-1", 2), ("1:2:", 2), ("192.0.2.1:9", 1)):
         result = subprocess.run([TOOL, "stat", "--serve", address], capture_output=True, text=True, timeout=60,
                                 check=False)
         check(result.returncode == status and result.stderr.count("\n") == 1, address, result)

@@ -25,7 +25,7 @@ _rcsock() {
           _command_offset $((i + 1))
           return
           ;;
-        --lanes | --profile | --peers | --stats | --log | --log-file | --config)
+        --lanes | --profile | --peers | --meet-dir | --stats | --log | --log-file | --config)
           [[ ${words[i + 1]:-} == = ]] && ((i++))
           ((i++))
           ;;
@@ -55,12 +55,20 @@ _rcsock() {
       mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp verbs' -- "$cur")
       return
       ;;
+    --memory)
+      mapfile -t COMPREPLY < <(compgen -W 'host gpu' -- "$cur")
+      return
+      ;;
     --log)
       mapfile -t COMPREPLY < <(compgen -W '0 1 2' -- "$cur")
       return
       ;;
     --stats | --log-file | --config | --report)
       _filedir
+      return
+      ;;
+    --meet-dir)
+      _filedir -d
       return
       ;;
     --pid)

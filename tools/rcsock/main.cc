@@ -47,8 +47,9 @@ To see what happened:
   rcsock run --lanes=tcp -- CMD            the same program with every lane off
 
 What is not given here is taken from the environment: RCSOCK_LANES,
-RCSOCK_STATS, RCSOCK_LOG, RCSOCK_LOG_FILE, RCSOCK_PEERS.  RCSOCK_PRELOAD names the
-library to preload, where it is neither beside this program nor in ../lib.
+RCSOCK_STATS, RCSOCK_LOG, RCSOCK_LOG_FILE, RCSOCK_PEERS, RCSOCK_MEET_DIR.
+RCSOCK_PRELOAD names the library to preload, where it is neither beside this
+program nor in ../lib.
 rcsock-run(1) has the other variables and the configuration file.
 
 The exit status is the command's; 127 if it was not found, 126 if it could not

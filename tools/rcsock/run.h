@@ -15,7 +15,7 @@ struct RunOptions {
   std::optional<std::string> lanes;
   std::optional<std::string> profile;
   std::optional<std::string> stats;
-  std::optional<std::string> peers;  // users, separated by commas
+  std::optional<std::string> peers;     // users, separated by commas
   std::optional<std::string> meet_dir;  // shared with other containers
   std::optional<int> log;
   std::optional<std::string> log_file;

@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "lib/lane/rdma/device_memory.h"
+
 namespace rcsock::lane::rdma {
 namespace {
 
@@ -36,11 +38,13 @@ void LateKey::Release() {
 }
 
 verbs::Mr RegisterForPeers(ibv_pd* pd, void* at, std::size_t length, int access,
-                           verbs::Error* error) {
+                           verbs::Error* error, const gpu::Memory* device) {
   // The regions passed over go last, or the device would give their keys again.
   verbs::Mr passed[kTries];
   for (verbs::Mr& mr : passed) {
-    mr = verbs::Register(pd, at, length, access, error);
+    mr = device != nullptr
+             ? RegisterDevice(pd, *device, at, length, access, error)
+             : verbs::Register(pd, at, length, access, error);
     if (mr == nullptr || Count(mr->rkey).load(std::memory_order_seq_cst) == 0) {
       return std::move(mr);
     }

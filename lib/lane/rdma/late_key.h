@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/gpu/memory.h"
 #include "lib/verbs/verbs.h"
 
 namespace rcsock::lane::rdma {
@@ -37,9 +38,10 @@ class LateKey {
 };
 
 // verbs::Register for memory that a peer may write to, with a key that no late
-// write has.
+// write has. `device` has the memory; null: the host.
 verbs::Mr RegisterForPeers(ibv_pd* pd, void* at, std::size_t length, int access,
-                           verbs::Error* error);
+                           verbs::Error* error,
+                           const gpu::Memory* device = nullptr);
 
 }  // namespace rcsock::lane::rdma
 

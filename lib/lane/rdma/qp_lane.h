@@ -298,6 +298,8 @@ class QpLane final : public RdmaLane {
   void SendWaiting(Chain* chain) RC_REQUIRES(post_latch_);
   void LetWait(bool burst) RC_REQUIRES(post_latch_);
   std::size_t PostLarge(IovCursor from, std::size_t all);
+  // Whether the device can read send_from_, by *lkey.
+  bool MayPostDirect(std::uint32_t* lkey);
   std::size_t PostDirect(const std::byte* from, std::size_t all);
   void NoteDirect(const ring::Placement& place, const std::byte* from);
   // The check of the peer's target; 0: the peer has none.

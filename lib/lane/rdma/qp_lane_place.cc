@@ -2,7 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstring>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -28,6 +28,11 @@ int QpLane::Expose(void* at, std::size_t length, std::uint32_t* key) {
   } catch (const std::bad_alloc&) {
     return -ENOMEM;
   }
+  std::shared_ptr<gpu::Memory> device;
+  const int refused = gpu::Memory::Find(at, length, &device);
+  if (refused != 0) return -refused;
+  // The program reads a message, and then has the GPU read what came before.
+  if (device != nullptr && !device->OrdersWrites()) return -EOPNOTSUPP;
   PinCount pin;
   if (!pin.Take(length)) {
     RCSOCK_LOG(1, "rdma: %zu bytes to expose are beyond RCSOCK_MAX_PINNED",
@@ -37,7 +42,7 @@ int QpLane::Expose(void* at, std::size_t length, std::uint32_t* key) {
   verbs::Error error;
   verbs::Mr mr = RegisterForPeers(
       memory_->pd(), at, length,
-      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &error);
+      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &error, device.get());
   if (mr == nullptr) return error.code == EFAULT ? -EFAULT : -ENOMEM;
   *key = mr->rkey;
   exposed_.push_back({std::move(mr), std::move(pin)});
@@ -57,6 +62,11 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
   if (length > ring::kMaxLength) return -EMSGSIZE;
   std::uint32_t lkey = 0;
   auto memory = UserMemory::Find(from, length);
+  if (memory != nullptr && memory->device() != nullptr) {
+    // Of memory that was freed, the device would send what was there.
+    const int gone = memory->device()->Check(from, length);
+    if (gone != 0) return -gone;
+  }
   if (memory == nullptr || !memory->LocalKey(memory_->pd(), &lkey)) {
     return -ENOBUFS;
   }
@@ -131,14 +141,18 @@ void QpLane::NoteDirect(const ring::Placement& place, const std::byte* from) {
   ++directs_;
 }
 
+bool QpLane::MayPostDirect(std::uint32_t* lkey) {
+  return send_from_->LocalKey(memory_->pd(), lkey) &&
+         (!iwarp_ || sink_->Ready(memory_));
+}
+
 // As PostLarge, but the device reads the application's memory, and the mirror
 // stays empty there. A path that must send the bytes again finds them by
 // direct_.
 std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
   std::uint32_t lkey = 0;
   const iovec iov{const_cast<std::byte*>(from), all};
-  if (!send_from_->LocalKey(memory_->pd(), &lkey) ||
-      (iwarp_ && !sink_->Ready(memory_))) {
+  if (!MayPostDirect(&lkey)) {
     return PostLarge(IovCursor(&iov, 1, 0), all);
   }
   const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
@@ -181,7 +195,7 @@ bool QpLane::SentDone(std::int64_t ticket, std::uint64_t posted, bool copy,
   if (!copy || Closed() || !Placed(ticket)) return false;
   for (Direct& one : direct_) {
     if (one.bytes == nullptr || one.start >= posted) continue;
-    std::memcpy(one.mirror, one.bytes, one.length);
+    if (!one.memory->CopyOut(one.mirror, one.bytes, one.length)) return false;
     DropDirect(&one);
   }
   *copied = true;

@@ -355,10 +355,7 @@ bool QpLane::TakesTarget(std::size_t all) {
 std::size_t QpLane::PostToTarget(IovCursor from, std::size_t all,
                                  const std::byte* direct) {
   std::uint32_t lkey = 0;
-  if (direct != nullptr && (!send_from_->LocalKey(memory_->pd(), &lkey) ||
-                            (iwarp_ && !sink_->Ready(memory_)))) {
-    direct = nullptr;
-  }
+  if (direct != nullptr && !MayPostDirect(&lkey)) direct = nullptr;
   const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
   {
     const base::LatchGuard hold(post_latch_);

@@ -213,6 +213,13 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
       [[unlikely]] {
     const auto* at = static_cast<const std::byte*>(iov[0].iov_base) + skip;
     if (send_from_->Has(at, all)) direct = at;
+    // No CPU may touch a GPU's memory.
+    std::uint32_t lkey = 0;
+    if (direct != nullptr && send_from_->device() != nullptr &&
+        !MayPostDirect(&lkey)) {
+      base::tls_fault = true;
+      return 0;
+    }
   }
   if (TargetCheck() != 0 && TakesTarget(all)) [[unlikely]] {
     return PostToTarget(from, all, direct);
@@ -462,11 +469,13 @@ std::size_t QpLane::CopyUnacked(std::uint64_t from, void* to,
         (piece.in_slot ? TxSlot(piece.number) : tx_mirrors_[piece.ring]) +
         piece.offset;
     const Direct& direct = direct_[piece.number % kMessages];
+    const std::size_t n = std::min<std::size_t>(piece.length, length - done);
     if (direct.bytes != nullptr && direct.number == piece.number) {
       at = direct.bytes + (at - direct.mirror);
+      if (!direct.memory->CopyOut(out + done, at, n)) break;
+    } else {
+      std::memcpy(out + done, at, n);
     }
-    const std::size_t n = std::min<std::size_t>(piece.length, length - done);
-    std::memcpy(out + done, at, n);
     done += n;
   }
   return done;

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <iterator>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "lib/base/critical.h"
 #include "lib/base/log.h"
+#include "lib/lane/rdma/device_memory.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -37,8 +40,9 @@ auto FirstAfter(std::vector<std::shared_ptr<UserMemory>>& list,
 
 }  // namespace
 
-UserMemory::UserMemory(std::byte* base, std::size_t length)
-    : base_(base), length_(length) {}
+UserMemory::UserMemory(std::byte* base, std::size_t length,
+                       std::shared_ptr<gpu::Memory> device)
+    : base_(base), length_(length), device_(std::move(device)) {}
 
 UserMemory::~UserMemory() = default;
 
@@ -69,6 +73,14 @@ void UserMemory::ForkChild() {
     one->holds_.store(0, std::memory_order_relaxed);
     one->latch_.Reset();
   }
+  gpu::Memory::ForkChild();
+  // No driver works in the child, so nothing may end these objects.
+  std::erase_if(all.list, [](std::shared_ptr<UserMemory>& one) {
+    if (one->device_ == nullptr) return false;
+    new std::shared_ptr<UserMemory>(std::move(one));
+    return true;
+  });
+  any.store(!all.list.empty(), std::memory_order_release);
   all.latch.Reset();
 }
 
@@ -76,8 +88,11 @@ int UserMemory::Add(void* base, std::size_t length) {
   const auto begin = reinterpret_cast<std::uintptr_t>(base);
   if (base == nullptr || length == 0 || begin + length < begin) return EINVAL;
   try {
-    auto one =
-        std::make_shared<UserMemory>(static_cast<std::byte*>(base), length);
+    std::shared_ptr<gpu::Memory> device;
+    const int error = gpu::Memory::Find(base, length, &device);
+    if (error != 0) return error;
+    auto one = std::make_shared<UserMemory>(static_cast<std::byte*>(base),
+                                            length, std::move(device));
     All& all = Registry();
     const base::Critical critical;
     base::LatchGuard hold(all.latch);
@@ -136,6 +151,13 @@ void UserMemory::Forget(ibv_pd* pd) {
   }
 }
 
+bool UserMemory::CopyOut(void* to, const std::byte* from,
+                         std::size_t length) const {
+  if (device_ != nullptr) return device_->CopyOut(to, from, length) == 0;
+  std::memcpy(to, from, length);
+  return true;
+}
+
 bool UserMemory::LocalKey(ibv_pd* pd, std::uint32_t* key) {
   base::LatchGuard hold(latch_);
   for (Device& device : devices_) {
@@ -149,7 +171,9 @@ bool UserMemory::LocalKey(ibv_pd* pd, std::uint32_t* key) {
       }
       verbs::Error error;
       device.pd = pd;
-      device.mr = verbs::Register(pd, base_, length_, 0, &error);
+      device.mr = device_ != nullptr
+                      ? RegisterDevice(pd, *device_, base_, length_, 0, &error)
+                      : verbs::Register(pd, base_, length_, 0, &error);
       device.refused = device.mr == nullptr;
       if (device.refused) {
         device.pin.reset();

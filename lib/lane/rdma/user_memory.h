@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "lib/base/latch.h"
+#include "lib/gpu/memory.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/verbs/verbs.h"
 
@@ -23,7 +24,7 @@ class UserMemory {
 
   ~UserMemory();
   // Returns 0, or an errno: EINVAL, ENOMEM, EEXIST if it overlaps memory that
-  // is named already.
+  // is named already; those of gpu::Memory::Find.
   static int Add(void* base, std::size_t length);
   // Returns 0, or an errno. ENOENT: no such memory is named. EBUSY: a lane may
   // still have to send it again.
@@ -32,7 +33,8 @@ class UserMemory {
   static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
   // The protection domain goes, and with it what it has registered.
   static void Forget(ibv_pd* pd);
-  // Around fork. The child keeps what was named, for its own lanes.
+  // Around fork. The child keeps what was named, for its own lanes, but for
+  // memory of a device.
   static void ForkPrepare();
   static void ForkParent();
   static void ForkChild();
@@ -53,7 +55,14 @@ class UserMemory {
   void Hold() { holds_.fetch_add(1, std::memory_order_relaxed); }
   void LetGo() { holds_.fetch_sub(1, std::memory_order_release); }
 
-  UserMemory(std::byte* base, std::size_t length);
+  // The device that has the memory; null: the host.
+  gpu::Memory* device() const { return device_.get(); }
+  // Copies bytes of this memory, which lie at `from`. Returns false if they
+  // cannot be read any more.
+  bool CopyOut(void* to, const std::byte* from, std::size_t length) const;
+
+  UserMemory(std::byte* base, std::size_t length,
+             std::shared_ptr<gpu::Memory> device);
 
  private:
   struct Device {
@@ -64,6 +73,7 @@ class UserMemory {
   };
   std::byte* const base_;
   const std::size_t length_;
+  const std::shared_ptr<gpu::Memory> device_;
   std::atomic<int> holds_{0};
   base::Latch latch_;
   Device devices_[kDevices] RC_GUARDED_BY(latch_);

@@ -143,7 +143,9 @@ Way Over(Filing& filing, ssize_t n) {
   return kOver;
 }
 
-bool ByBuffer(const Sock* sock) { return Engine(sock) || sock->AwaitsLane(); }
+bool ByBuffer(const Sock* sock) {
+  return Engine(sock) || sock->send_gate().AwaitsLane();
+}
 
 // If a stream may still leave TCP, it does not stay in the kernel until all of
 // a large file is sent: it could not be adopted, and would never leave.  So the
@@ -255,8 +257,8 @@ Way SendByBuffer(Filing& filing) {
       break;
     }
     if (sent < got ||
-        (filing.done < filing.count &&
-         (sock->SendsParts() || tls_signals.any != filing.signals))) {
+        (filing.done < filing.count && (sock->send_gate().SendsParts() ||
+                                        tls_signals.any != filing.signals))) {
       return Over(filing, -1);
     }
   }

@@ -64,8 +64,8 @@ bool HeldForRoom(const pollfd* fds, nfds_t count, int timeout) {
     return true;
   }
   Sock* const sock = LookupSock(fds->fd);
-  return sock == nullptr || !sock->AwaitsLane() ||
-         sock->HoldPoll(FromMs(timeout));
+  return sock == nullptr || !sock->send_gate().AwaitsLane() ||
+         sock->send_gate().WaitInPoll(FromMs(timeout));
 }
 
 int PollNow(pollfd* fds, nfds_t count, int timeout) {

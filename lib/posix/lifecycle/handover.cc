@@ -182,7 +182,7 @@ Handover::Handover(bool spawn, const Executed& program,
 // makes what it needs, so it comes last.
 bool Handover::Follows(Sock* sock) {
   if (!known_ || program_ == nullptr || OwnFace() != Face::kPreload ||
-      heirlooms_ == kMost || !sock->MayBequeath()) {
+      heirlooms_ == kMost || !sock->across_exec().MayBequeath()) {
     return false;
   }
   if (table_ < 0) {
@@ -217,11 +217,11 @@ void Handover::FromOurs() {
     bool follows = false;
     if (kept) {
       follows = Follows(sock);
-      if (!follows) sock->SpoilForNext(fd);
+      if (!follows) sock->across_exec().SpoilForNext(fd);
       if (spawn_) {
         // This comes first, so that LaneOpen and TryAdopt see it if this thread
         // does not see what they did.
-        follows ? sock->Lend() : GiveAway(sock);
+        follows ? sock->across_exec().AddHolder() : GiveAway(sock);
         if (sock->Engaged() && !sock->ToPlain(base::Reason::kPinnedExec)) {
           base::Log("fd %d: its peer did not answer before exec", fd);
           GiveAway(sock);
@@ -260,8 +260,8 @@ void Handover::FromBorrowed() {
     // This comes first, so that TryAdopt sees it if this thread does not see
     // what TryAdopt did.
     bool follows = Follows(sock);
-    if (!follows) sock->SpoilForNext(fd);
-    follows ? sock->Lend() : GiveAway(sock);
+    if (!follows) sock->across_exec().SpoilForNext(fd);
+    follows ? sock->across_exec().AddHolder() : GiveAway(sock);
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
       if (i % 10 == 0) sock->AskFromBorrowed();
       base::SleepThrough(i < 50 ? 100'000 : 10'000'000);
@@ -311,7 +311,7 @@ void Handover::Add(const char* format, long a, long b, unsigned c) {
 
 // `c`: for the process that this one becomes; `s`: for a child of it.
 bool Handover::Bequeath(Sock* sock, std::uint64_t inode) {
-  const int number = sock->Bequeath(inode);
+  const int number = sock->across_exec().Bequeath(inode);
   if (number < 0) return false;
   Add(spawn_ ? "s%ld:%ld:%x" : "c%ld:%ld:%x", number, ::syscall(SYS_getpid),
       NameSum(program_));
@@ -467,7 +467,7 @@ void TakeUnread(int memory) {
       continue;
     }
     TakeConnection(inode, kMostNumbers,
-                   [](int first) { return Sock::Unknown(first, true); });
+                   [](int first) { return NotedShare::Unknown(first, true); });
   }
 }
 

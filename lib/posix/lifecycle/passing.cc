@@ -61,7 +61,8 @@ void Passing::Before(const msghdr* message) {
         tag_ = Notes::Tag();
       }
       asked_ = true;
-      if (to_ != 0 && sock->Travel(fd, to_, Notes::TagAfter(tag_, index)))
+      if (to_ != 0 &&
+          sock->noted().Travel(fd, to_, Notes::TagAfter(tag_, index)))
         return;
       // From now on a close here is not the connection's end.
       sock->GivenAway();
@@ -120,8 +121,10 @@ void AfterReceiving(int fd, const msghdr* message, int flags) {
     if (!borrowed) Evict(number);
     if (borrowed || !IsTcp(number)) return;
     const bool peek = (flags & MSG_PEEK) != 0;
-    if (Sock::Arrived(number, SocketInode(fd), peek, until) != nullptr) return;
-    if (Sock* sock = Sock::Unknown(number, false, until)) Bind(number, sock);
+    if (NotedShare::Arrived(number, SocketInode(fd), peek, until) != nullptr)
+      return;
+    if (Sock* sock = NotedShare::Unknown(number, false, until))
+      Bind(number, sock);
   });
   errno = saved;
 }

@@ -149,13 +149,13 @@ void BeforeExec(bool followed) {
            sock->claim().SharesLane();
   };
   const auto ask = [&](Sock* sock) {
-    if (sock->Engaged() && leaves(sock)) sock->AskForExec();
+    if (sock->Engaged() && leaves(sock)) sock->across_exec().Ask();
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
     if (closes && !sock->ResetsAtClose() && !sock->claim().SharesLane()) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
-    } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
+    } else if (sock->Engaged() && !sock->across_exec().Pin(deadline)) {
       // A stream that only looks for its peer is pinned, too.  If it were
       // adopted meanwhile, what it reads would end with this process.
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
@@ -169,7 +169,7 @@ void BeforeExec(bool followed) {
     }
     sock->Fold(&total);
     // The new program holds what stays open.
-    if (closes) sock->LeaveForExec();
+    if (closes) sock->across_exec().Leave();
   });
   ClosedStreams::Flush(base::NowNs() + 1'000'000'000, false);
   WriteStats(total);
@@ -180,8 +180,8 @@ void AfterExec() {
   if (InBorrowedMemory()) return;
   HideAfterExec();
   ForEachSock([](Sock* sock) {
-    sock->Unpin();
-    sock->TakeResetBack();
+    sock->across_exec().Failed();
+    sock->across_exec().TakeResetBack();
   });
   ClosedStreams::TakeResetsBack();
 }
@@ -256,7 +256,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();
-    sock->LeaveShare(sock->fd());
+    sock->noted().Leave(sock->fd());
     sock->Account();
   });
   ClosedStreams::Flush(deadline, true);

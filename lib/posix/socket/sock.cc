@@ -202,9 +202,7 @@ void Sock::ResetPath() {
               std::memory_order_relaxed);
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
-  hold_end_ns_.store(0, std::memory_order_relaxed);
-  held_ns_.store(0, std::memory_order_relaxed);
-  hold_place_.store(0, std::memory_order_relaxed);
+  send_gate_.Reset();
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
   remote_ = Remote();
@@ -249,7 +247,7 @@ void Sock::ResetLife() {
   left_fd_.Write(tx_latch, rx_latch) = -1;
   close_timer_ = 0;
   accounted_ = finished_ = finish_done_ = reset_ = false;
-  exec_pinned_ = exec_left_ = exec_resets_ = false;
+  across_exec_.Reset();
 }
 
 // What this process and others know of each other.
@@ -261,14 +259,7 @@ void Sock::ResetSharing() {
   copy_.Reset();
   told_tx_ = told_rx_ = account_tx_ = account_rx_ = 0;
   inherited_ = false;
-  travels_.store(false, std::memory_order_relaxed);
-  share_.store(0, std::memory_order_relaxed);
-  travel_reason_ = Reason::kNone;
-  unknown_.store(0, std::memory_order_relaxed);
-  sought_.store(false, std::memory_order_relaxed);
-  born_ns_ = 0;
-  drift_ = Notes::Drift();
-  drift_known_ = true;
+  noted_.Reset();
 }
 
 bool Sock::TryRef() {

@@ -118,17 +118,6 @@ class Sock final : public SockLayout {
     return MayTakeLane() && (mode() == Mode::kEngine ||
                              ops_.load(std::memory_order_relaxed) < kMostOnTcp);
   }
-  // Returns whether a lane in shared memory is about to come, so that a send
-  // may wait for it.
-  bool AwaitsLane() const;
-  // Waits a moment for that lane, in a poll that asks for room on this stream
-  // alone, which TCP may not have yet.  Returns false if a handler has run.
-  // May end the hold.
-  bool HoldPoll(std::int64_t timeout_ns);
-  // Returns whether a large send does only a part of its work while the lane is
-  // awaited.  This holds for a stream that does not block, and that no
-  // registration watches for edges.  May begin or end the hold.
-  bool SendsParts();
   // Returns whether no lane will ever come, and nothing is left over from one.
   // Then a call goes to the kernel, and Sent or Received gets its result.
   bool Kernels() const {
@@ -230,6 +219,10 @@ class Sock final : public SockLayout {
   ZeroCopyUse& zero_copy() { return zero_copy_; }
   ClaimKeeper& claim() { return claim_; }
   UnusedCopy& copy() { return copy_; }
+  NotedShare& noted() { return noted_; }
+  AcrossExec& across_exec() { return across_exec_; }
+  SendGate& send_gate() { return send_gate_; }
+  const SendGate& send_gate() const { return send_gate_; }
   Placement placement() { return Placement(this); }
 
   // --- What a program that is linked with rcsock may ask (sock_control.cc)
@@ -446,44 +439,11 @@ class Sock final : public SockLayout {
   void MarkFork() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns the number of the Holding, or -1.
   int holding() const { return holders_.load(); }
-  // --- Passed by SCM_RIGHTS to a process that may follow it (sock_travel.cc)
-  // Prepares the stream for a message that names it by `number`.  The caller is
-  // about to send the message to the AF_UNIX socket with the inode number `to`.
-  // Returns true if the kernel has the stream, and notes say so.  Returns false
-  // if the receiver will not follow the connection.
-  bool Travel(int number, std::uint64_t to, std::uint32_t tag);
-  // Returns the stream that has come to that socket as `number`, and binds it.
-  // Returns null if no sender has noted it.  `until_ns`: as for Notes.
-  static Sock* Arrived(int number, std::uint64_t to, bool peek,
-                       std::uint64_t until_ns);
-  // Returns whether notes say which processes hold the connection.
-  bool Travels() const { return travels_.load(std::memory_order_seq_cst); }
-  // Gives up this process's share.  Requires that the process holds no number
-  // of the connection but `number`, which is still open.
-  void LeaveShare(int number);
   // --- For a program about to be executed that will follow it (handover.cc)
-  // Returns whether a program about to be executed could follow the connection.
-  // May make a Holding.
-  bool MayBequeath();
-  // Notes, for a connection that MayBequeath refuses, that no lane may come.
-  // The next program takes what it finds as `number`, and what no lane can
-  // follow here holds there, too.
-  void SpoilForNext(int number) const;
-  // Counts one more holder: that program runs in another process.  Requires a
-  // Holding.
-  void Lend();
-  // Writes what that program must know into the Holding, and returns the
-  // Holding's number.  Returns -1 if the engine has the stream, or there is no
-  // Holding.
-  int Bequeath(std::uint64_t inode);
   // Returns the stream of the Holding `number`, in the program that was
   // executed.  `fd` is a descriptor of the connection.  Returns null if there
   // is no such connection, or no memory.
   static Sock* Inherited(int number, int fd);
-  // Returns a stream for a connection that came with the program (`exec`) or by
-  // SCM_RIGHTS, from a process that told nothing.  The caller binds it.
-  // Returns null for a socket that is no connection, or without memory.
-  static Sock* Unknown(int number, bool exec, std::uint64_t until_ns = 0);
   // Makes the stream what it is in the child of a fork.  Requires that the
   // child has no other thread.  A stream that the engine had is the parent's
   // alone.
@@ -498,12 +458,6 @@ class Sock final : public SockLayout {
   // Returns whether this process's end will be a reset that the kernel does not
   // know of yet.
   bool ResetsAtClose();
-  // Pins the stream until Unpin, for an exec that may fail.  Waits as ToPlain,
-  // and returns what it returns.  AskForExec does not wait.
-  bool PinForExec(std::uint64_t deadline_ns);
-  void AskForExec();
-  // Takes PinForExec and LeaveForExec back: the exec has failed.
-  void Unpin();
   // Adds the counts to `to`, unless Account has.
   void Fold(Stats* to) { Fold(to, false); }
   // Describes the stream for `rcsock stat`.  Returns false if it is no
@@ -512,15 +466,11 @@ class Sock final : public SockLayout {
   // Adds the counts to the process's statistics, once, and gives up the share
   // in the connection.
   void Account();
-  // Gives up the share in a connection whose descriptor exec closes.  Unpin
-  // takes this back.
-  void LeaveForExec();
   // Blocks until the kernel has what TCP still owes, or the deadline.  What the
   // kernel has not got by then makes the end a reset: an orderly end would hide
-  // the loss.  Without `last`, TakeResetBack takes this back.
+  // the loss.  Without `last`,
+  // AcrossExec::TakeResetBack takes this back.
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
-  // Takes back a reset of FlushAtExit: there was no exec.
-  void TakeResetBack();
   // Makes the kernel's end a reset if the application has not read all that the
   // peer sent.  The process ends, and the kernel cannot always know of unread
   // bytes.
@@ -532,6 +482,9 @@ class Sock final : public SockLayout {
   friend class ClosedStreams;
   friend class ClaimKeeper;
   friend class UnusedCopy;
+  friend class SendGate;
+  friend class AcrossExec;
+  friend class NotedShare;
   friend class ZeroCopyUse;
   friend class Placement;
   friend class RemoteLanes;
@@ -689,43 +642,16 @@ class Sock final : public SockLayout {
   void LearnOptions(int number);
 
   // --- A send waits for the lane that is about to come (sock_hold.cc)
-  // Returns kRetry if the call goes on as it would without a hold.  *done says
-  // how much is already sent.  Requires that no latch is held.
-  [[gnu::noinline]] IoResult HeldSend(int fd, const iovec* iov, int count,
-                                      std::size_t total, int flags,
-                                      std::size_t* done);
-  // The parts of HeldSend.
-  struct HeldCall;
-  bool Nudge(HeldCall& call);
-  void HoldUntil(HeldCall& call, std::uint64_t start, std::uint64_t end);
-  bool MayHold(int flags) const;
-  bool AwaitsGap(int flags) const;
-  IoResult SendAside(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
-  // Returns when the hold ends, and begins it if there was none yet.  Returns
-  // kNoHold if there is none, or none any more.
-  std::uint64_t HoldEnd(std::uint64_t now);
-  // Ends the hold, and reports what came of it.
-  void EndHold() RC_EXCLUDES(tx_latch, rx_latch);
-  // The part of EndHold that needs no latch.  Returns false if there was no
-  // hold.
-  bool TakeHold();
-  // Returns whether the time of a hold that Bulky began is over, and no thread
-  // has noticed.
-  bool HoldOver() const;
-  static constexpr std::uint64_t kNoHold = 1;
-  // Begins a hold after much has been sent during the search.  What the service
-  // will move is not known, but what this stream has moved is.
-  [[gnu::noinline]] void Bulky();
-  static constexpr ssize_t kBulkCall = 4096;
+  // Returns how many bytes of the application TCP has got.
   std::uint64_t GivenToTcp();
-  // Waits until AwaitsLane changes, or as SleepOn.
+  // Waits until SendGate::AwaitsLane changes, or as SleepOn.
   int AwaitLane(Wait& wait, std::uint64_t until_ns);
   // Sends at most `most` bytes from `skip` on, as much as TCP has room for.
   // `bytes` of an error is -errno.
   IoResult SendNow(int fd, const iovec* iov, int count, std::size_t skip,
                    std::size_t most);
-  // Wakes threads in AwaitLane: what AwaitsLane says has changed.
+  // Wakes threads in AwaitLane: what SendGate::AwaitsLane says has
+  // changed.
   void WakeHeld();
 
   // --- Bytes by way of the stream (sock_io.cc)
@@ -1003,21 +929,7 @@ class Sock final : public SockLayout {
   // Returns whether no other process of this fork's family holds the
   // connection.
   bool EndsOfFamily() const;
-  static void TravelledByFork();
   void TakeSettings(int number);
-  static Sock* Foreign(int number, int role, std::uint64_t share,
-                       base::Reason reason);
-  // Has the conductor look for other holders, later.
-  void AskForHolders();
-  static void LookForStrangers();
-  bool OnlyOurNumbers() const;
-  // Returns whether no other process that was passed the connection holds it.
-  bool AloneByNotes(bool unspoilt) const;
-  // Stores what TCP has carried so far, as the application counts.  Returns
-  // false if nothing tells that, or the connection is half closed.
-  bool TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const;
-  void MeasureDriftLatched() RC_REQUIRES(tx_latch, rx_latch);
-  bool TakeOffsetsLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Tell the other holders what this process has moved, and hear what they have
   // moved.
   void TellMovedLatched() RC_REQUIRES(tx_latch, rx_latch);

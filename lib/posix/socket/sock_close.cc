@@ -100,7 +100,7 @@ bool Sock::EndsOn(std::uint16_t port) {
 struct Sock::Closing {
   // Closes the number.  `held`: the connection goes on by another.
   void End(Sock* sock, bool held) {
-    sock->LeaveShare(number);
+    sock->noted_.Leave(number);
     result = CloseNumber(number, next, held);
     error = errno;
   }
@@ -407,13 +407,6 @@ bool Sock::FinishOnce(bool reset) {
   return last;
 }
 
-void Sock::TakeResetBack() {
-  Latched latched(this);
-  if (!std::exchange(exec_resets_, false) || fd() < 0) return;
-  ::syscall(SYS_setsockopt, fd(), SOL_SOCKET, SO_LINGER, &exec_linger_,
-            sizeof exec_linger_);
-}
-
 // The kernel knows of what is its own.
 bool Sock::ResetsAtCloseLatched() const {
   if (mode() != Mode::kEngine || stream_ == nullptr || fd() < 0 ||
@@ -469,12 +462,7 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
     }
     const bool late = base::NowNs() >= deadline_ns;
     if (owed && late && EndsHere()) {
-      if (!last && !exec_resets_) {
-        socklen_t length = sizeof exec_linger_;
-        exec_resets_ = ::getsockopt(fd(), SOL_SOCKET, SO_LINGER, &exec_linger_,
-                                    &length) == 0;
-      }
-      ResetOnClose(fd());
+      across_exec_.MakeReset(last);
     }
     rx_latch.unlock();
     tx_latch.unlock();

@@ -135,7 +135,7 @@ void ClosedStreams::Flush(std::uint64_t deadline_ns, bool last) {
 }
 
 void ClosedStreams::TakeResetsBack() {
-  ForEach([](Sock* sock) { sock->TakeResetBack(); });
+  ForEach([](Sock* sock) { sock->across_exec().TakeResetBack(); });
 }
 
 }  // namespace rcsock::posix

@@ -45,7 +45,7 @@ class ClosedStreams {
   static bool MayAwaitEnds(std::uint64_t deadline_ns);
   // As Sock::FlushAtExit, for all streams of the list.
   static void Flush(std::uint64_t deadline_ns, bool last);
-  // As Sock::TakeResetBack, for all streams of the list.
+  // As AcrossExec::TakeResetBack, for all streams of the list.
   static void TakeResetsBack();
 
   // Take and release the list's latch around fork.  The child has no such

@@ -90,7 +90,7 @@ std::uint64_t BornNs(int number) {
          std::uint64_t{info.tcpi_last_data_sent} * 1'000'000;
 }
 
-Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
+Sock* NotedShare::Unknown(int number, bool exec, std::uint64_t until_ns) {
   // A listener, or a socket that may become a listener, is the kernel's.  What
   // it accepts asks the kernel for the options that are set.
   const int state = AskTcpState(number);
@@ -111,7 +111,7 @@ Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
   }
   if (share == 0) {
     // The holders will never be known.
-    Sock* sock = New(stream::Role::kConnector, false);
+    Sock* sock = Sock::New(stream::Role::kConnector, false);
     if (sock == nullptr) return nullptr;
     sock->connected_.store(true, std::memory_order_relaxed);
     sock->lane_state_.Step(LaneState::Event::kForbid);
@@ -122,21 +122,19 @@ Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
   }
   Sock* sock = Foreign(number, role, share, reason);
   if (sock == nullptr) return nullptr;
-  sock->unknown_.store(kLooks);
-  sock->born_ns_ = born;
+  sock->noted_.unknown_.store(kLooks);
+  sock->noted_.born_ns_ = born;
   return sock;
 }
 
-// Returns whether every number of this process that names the connection is
-// known.
-bool Sock::OnlyOurNumbers() const {
+bool NotedShare::OnlyOurNumbers() const {
   bool only = true;
-  const std::uint64_t its = anchor_.inode();
+  const std::uint64_t its = sock_->anchor().inode();
   return base::EachDescriptor(0,
                               [&](int number) {
                                 if (only && SocketInode(number) == its &&
                                     !base::IsInternalFd(number)) {
-                                  only = Named(number) == this;
+                                  only = Named(number) == sock_;
                                 }
                               }) &&
          only;
@@ -176,8 +174,11 @@ void PostLook(Conductor* conductor, void (*look)()) {
 
 }  // namespace
 
-void Sock::AskForHolders() {
-  if (InHandler() || OwnFace() != Face::kPreload) return;
+void NotedShare::AskForHolders() {
+  if (unknown_.load(std::memory_order_relaxed) == 0 || InHandler() ||
+      OwnFace() != Face::kPreload) {
+    return;
+  }
   sought_.store(true);
   Critical critical;
   Reason why = Reason::kNone;
@@ -186,21 +187,23 @@ void Sock::AskForHolders() {
   }
 }
 
-void Sock::LookForStrangers() {
+void NotedShare::LookForStrangers() {
   constexpr int kMost = 64;
   Sock* socks[kMost];
   Sought all[kMost];
   int count = 0;
   look_posted.store(0);
   ForEachSock([&](Sock* sock) {
-    if (count == kMost || !sock->sought_.load() || !sock->TryRef()) return;
+    const bool due = sock->noted_.sought_.load();
+    if (count == kMost || !due || !sock->TryRef()) return;
     struct stat status {};
     if (::syscall(SYS_fstat, sock->fd(), &status) != 0) {
       sock->Unref();
       return;
     }
     socks[count] = sock;
-    all[count++] = {sock->anchor().inode(), sock->born_ns_, status.st_uid};
+    all[count++] = {sock->anchor().inode(), sock->noted_.born_ns_,
+                    status.st_uid};
   });
   if (count == 0) return;
   const std::uint64_t start = base::NowNs();
@@ -211,8 +214,8 @@ void Sock::LookForStrangers() {
   for (int i = 0; i < count; ++i) {
     Sock* const sock = socks[i];
     // The other holder may let go, so the stream's next calls ask again.
-    const bool alone = looked && !all[i].held && sock->OnlyOurNumbers();
-    const int left = alone ? sock->unknown_.load() - 1 : kLooks;
+    const bool alone = looked && !all[i].held && sock->noted_.OnlyOurNumbers();
+    const int left = alone ? sock->noted_.unknown_.load() - 1 : kLooks;
     RCSOCK_LOG(
         2, "fd %d: %s", sock->fd(),
         alone ? "nobody else was found to hold it" : "others may hold it");
@@ -221,9 +224,9 @@ void Sock::LookForStrangers() {
     if (alone && left > 0) {
       more = true;
     } else {
-      sock->sought_.store(false);
+      sock->noted_.sought_.store(false);
     }
-    sock->unknown_.store(left < 0 ? 0 : left, std::memory_order_seq_cst);
+    sock->noted_.unknown_.store(left < 0 ? 0 : left, std::memory_order_seq_cst);
     sock->Unref();
   }
   // The second look comes at once.

@@ -142,7 +142,7 @@ void UnusedCopy::Reset() {
 bool Sock::MayLeaveCopies() const {
   return mode() == Mode::kEngine && OnLane() &&
          lane_kind_ == lane::Kind::kShm && !lane_state_.Leaving() &&
-         !lane_state_.Pinned() && !closed_.load() && !Travels() &&
+         !lane_state_.Pinned() && !closed_.load() && !noted_.Travels() &&
          given_away_.load() == 0 && !zero_copy_.on();
 }
 
@@ -175,7 +175,7 @@ bool Sock::TakeOverLatched(const Holding& all) {
   tx_raw_.store(told_tx_);
   rx_raw_.store(told_rx_);
   LearnOptions(fd());
-  drift_ = Notes(fd()).GetDrift();
+  noted_.LearnDrift(fd());
   const std::uint32_t unread = all.unread.load();
   if (unread == 0) return true;
   char path[64];

@@ -156,7 +156,7 @@ IoResult Sock::EngineSend(int fd, const iovec* iov, int count,
   if (AwaitsAnswer()) [[unlikely]] {
     tx_latch.unlock();
     LookForAnswer();
-    const IoResult held = HeldSend(fd, iov, count, total, flags, done);
+    const IoResult held = send_gate_.Send(fd, iov, count, total, flags, done);
     if (!held.retry()) return held;
     tx_latch.lock();
   }

@@ -13,7 +13,6 @@
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/fd/file.h"
-#include "lib/posix/sharing/notes.h"
 #include "lib/posix/sharing/unread.h"
 #include "lib/posix/socket/budget.h"
 #include "lib/posix/socket/interest_latch.h"
@@ -22,6 +21,9 @@
 #include "lib/posix/socket/sock_ancillary.h"
 #include "lib/posix/socket/sock_claim.h"
 #include "lib/posix/socket/sock_closed.h"
+#include "lib/posix/socket/sock_exec.h"
+#include "lib/posix/socket/sock_hold.h"
+#include "lib/posix/socket/sock_noted.h"
 #include "lib/posix/socket/sock_options.h"
 #include "lib/posix/socket/sock_watch.h"
 #include "lib/posix/socket/sock_zero_copy.h"
@@ -52,8 +54,11 @@ class alignas(64) SockLayout : public File,
       : File(FileKind::kSock),
         anchor_(self),
         zero_copy_(self),
+        across_exec_(self),
+        send_gate_(self),
         claim_(self),
-        copy_(self) {}
+        copy_(self),
+        noted_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -138,23 +143,16 @@ class alignas(64) SockLayout : public File,
   std::uint64_t leaving_since_ns_ = 0;
   base::Reason leaving_why_ = base::Reason::kNone;
   std::atomic<std::uint32_t> given_away_{0};  // how often
-  bool exec_pinned_ = false;
+  AcrossExec across_exec_;
   base::Paired<bool> half_closed_;  // shut down here, or ended by the peer
-  bool exec_left_ = false;
-  // FlushAtExit has made the end a reset.  exec_linger_ is the option before.
-  bool exec_resets_ = false;
-  linger exec_linger_ = {};
-  base::Reason exec_reason_ = base::Reason::kNone;
   Sock* pool_next_ = nullptr;
   std::uint64_t given_ns_ = 0;  // when it came to the pool
   std::uint32_t found_in_ = 0;  // the pool's last look that found a call inside
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> refs_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
-  std::atomic<std::uint16_t> service_{0};      // as Prospect numbers services
-  std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
-  std::atomic<std::uint32_t> held_ns_{0};      // so far
-  std::atomic<std::uint16_t> hold_place_{0};   // of Bulky's hold; 0: none
+  std::atomic<std::uint16_t> service_{0};  // as Prospect numbers services
+  SendGate send_gate_;
   std::atomic<int> attempts_{0};
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
@@ -226,19 +224,7 @@ class alignas(64) SockLayout : public File,
   std::uint64_t account_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t account_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   bool inherited_ = false;
-  // The connection has been passed by SCM_RIGHTS, and notes say which processes
-  // hold it (sock_travel.cc).
-  std::atomic<bool> travels_{false};
-  std::atomic<std::uint64_t> share_{0};  // this process's share, in the notes
-  base::Reason travel_reason_ = base::Reason::kNone;
-  // The connection came from a program without rcsock.  This many more looks
-  // must find no other holder (sock_foreign.cc).
-  std::atomic<int> unknown_{0};
-  std::atomic<bool> sought_{false};  // such a look is due
-  std::uint64_t born_ns_ = 0;        // see Sought; 0: not known
-  // How far the stream is ahead of what TCP has carried.
-  Notes::Drift drift_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
-  bool drift_known_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = true;
+  NotedShare noted_;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
   Unread unread_ RC_GUARDED_BY(rx_latch);
 };

@@ -199,7 +199,7 @@ void Sock::LeaveEngineLatched(bool spilled) {
   if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
   timer_ = 0;
   options_.Push(fd());
-  MeasureDriftLatched();
+  noted_.MeasureDrift();
   // The kernel has not been told of these.  It would let a reader sleep.  It
   // would also hide that the stream is over, if only this end's last write
   // would show that.

@@ -1,5 +1,7 @@
 #include "lib/posix/socket/sock_place.h"
 
+#include <sys/uio.h>
+
 #include <cerrno>
 
 #include "lib/lane/rdma/qp_lane.h"
@@ -58,6 +60,20 @@ int Placement::Placed(std::uint32_t epoch, std::int64_t ticket) {
   }
   sock_->tx_latch.unlock();
   return result;
+}
+
+ssize_t Placement::SendDirect(int fd, const void* from, std::size_t length) {
+  const iovec iov{const_cast<void*>(from), length};
+  Critical critical;
+  const base::LatchGuard hold(sock_->tx_latch);
+  if (!sock_->IsAt(fd) || sock_->PlacingLane(0) == nullptr ||
+      !sock_->stream_->FastTx()) {
+    return -1;
+  }
+  const ssize_t n = sock_->stream_->Write(&iov, 1, length);
+  if (n <= 0) return n == -EAGAIN ? 0 : -1;
+  sock_->lane_tx_ += static_cast<std::uint64_t>(n);
+  return n;
 }
 
 lane::rdma::QpLane* Placement::ReceivingLane() {

@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_POSIX_SOCKET_SOCK_PLACE_H_
 #define RCSOCK_LIB_POSIX_SOCKET_SOCK_PLACE_H_
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -34,6 +36,10 @@ class Placement {
                      std::uint64_t to, std::uint32_t key);
   // Returns 1 if the ticket's write is done, 0 if not, or -errno.
   int Placed(std::uint32_t epoch, std::int64_t ticket);
+  // Sends what an RDMA lane takes now, straight from memory that its SendFrom
+  // names.  Returns the bytes, 0 if there is no room, -1 if there is no such
+  // lane or the lane cannot.
+  ssize_t SendDirect(int fd, const void* from, std::size_t length);
   // Returns the RDMA lane that the stream reads from, or null.  Requires the
   // rx_latch, as LaneOfSerial does.
   lane::rdma::QpLane* ReceivingLane();

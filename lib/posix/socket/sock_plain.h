@@ -134,9 +134,9 @@ inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
   const std::uint32_t calls = ops() + 1;
   ops_.store(calls, std::memory_order_relaxed);
   if (!lane_state_.Idle(LaneState::kWeak)) {
-    if (n >= kBulkCall && lane_state_.Seeking(LaneState::kWeak) &&
+    if (n >= SendGate::kBulkCall && lane_state_.Seeking(LaneState::kWeak) &&
         !lane_state_.Wanted(LaneState::kWeak)) [[unlikely]] {
-      Bulky();
+      send_gate_.Bulky();
     }
     return;
   }
@@ -177,7 +177,8 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
   std::size_t done = 0;
   for (;;) {
     if (lane_state_.Wanted(LaneState::kWeak)) [[unlikely]] {
-      const IoResult held = HeldSend(fd, iov, count, total, flags, &done);
+      const IoResult held =
+          send_gate_.Send(fd, iov, count, total, flags, &done);
       if (!held.retry()) return held.bytes;
     }
     if (mode() == Mode::kEngine) {

@@ -37,9 +37,6 @@ using rendezvous::Conductor;
 using stream::Stream;
 
 namespace {
-// A lane that comes so soon after its search began was worth a wait.
-constexpr std::uint64_t kLateNs = 20'000'000;
-
 // Returns whether an end finds this reason without waiting for a peer: the
 // address is no RDMA device's (a connection over another card), or what a
 // device needs is not there.  A look after each few calls would pay for that
@@ -89,7 +86,7 @@ void Sock::LastOut() {
   if (InGate() || CallIn(this)) return;
   const int saved = errno;
   if (!lane_state_.Agreed()) {
-    if (HoldOver()) EndHold();
+    send_gate_.EndIfOver();
     LookForAnswer();
   }
   TryAdopt();
@@ -149,13 +146,13 @@ void Sock::StartSeek() {
 bool Sock::AloneToSeek() {
   if (SoleHolder()) return true;
   // Another process may still use the connection: look again later.
-  const Reason why = Travels() ? travel_reason_ : Reason::kPinnedFork;
+  const Reason why = noted_.Travels() ? noted_.reason() : Reason::kPinnedFork;
   if (reason_ != why) {
     RCSOCK_LOG(1, "fd %d: no lane: %s", fd(), base::ReasonKey(why));
   }
   reason_ = why;
   TryAgainLater();
-  if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
+  noted_.AskForHolders();
   return false;
 }
 
@@ -317,7 +314,7 @@ Sock::Adoption Sock::TakeFromKernelLatched() {
       NobodyInside() && SoleHolder() && SeekGate::Get().MayAdopt();
   if (alone) HearMovedLatched();
   Adoption result = Adoption::kNotYet;
-  if (!alone || (Travels() && !TakeOffsetsLatched())) {
+  if (!alone || !noted_.TakeOffsets()) {
     // The last thread that comes out of the kernel tries again.
   } else if (OwnFace() == Face::kLibrary &&
              (UsedPastUs() || OptionsPin(fd()))) {
@@ -348,7 +345,7 @@ void Sock::BeginEngineLatched() {
   anchor_.SetCame(0);
   options_.Take(fd());
   // What others have set meanwhile was not seen here.
-  if (OwnFace() == Face::kLibrary || holders_ >= 0 || Travels()) {
+  if (OwnFace() == Face::kLibrary || holders_ >= 0 || noted_.Travels()) {
     LearnOptions(fd());
   }
   anchor_.SetInode(SocketInode(fd()));
@@ -483,13 +480,7 @@ void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   if (lane_state_.Leaving()) stream_->Demote(leaving_why_, true);
   stream_->Progress();
   HandleChanges();
-  // The lane may have come between two polls for room.  A send says that
-  // itself.
-  if (held_ns_.load(std::memory_order_relaxed) != 0 && !TakeHold() &&
-      base::NowNs() - remote_.sought_ns < kLateNs) {
-    Prospect::CameLate(service_.load(std::memory_order_relaxed));
-    Prospect::CameLate(hold_place_.load(std::memory_order_relaxed));
-  }
+  send_gate_.LaneCame(remote_.sought_ns);
   WakeRx();  // HoldsEnd
   WakeHeld();
 }

@@ -107,7 +107,7 @@ bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
   return (all == nullptr || all->AloneIs(claim_.made_copies())) &&
-         (!Travels() || AloneByNotes(true));
+         noted_.Alone(true);
 }
 
 // A fork under way, which may wait long for other streams' peers, does not
@@ -121,15 +121,14 @@ bool Sock::EndsHere() const {
     return false;
   }
   const Holding* all = FindHolding(holders_);
-  return (all == nullptr || all->OfOne()) &&
-         (!Travels() || AloneByNotes(false));
+  return (all == nullptr || all->OfOne()) && noted_.Alone(false);
 }
 
 void Sock::Spoil() {
   if (Holding* all = FindHolding(holders_)) {
     all->count.fetch_or(Holding::kSpoilt);
   }
-  if (Travels() && fd() >= 0 && ProcessPinned() != Reason::kSandboxed) {
+  if (noted_.Travels() && fd() >= 0 && ProcessPinned() != Reason::kSandboxed) {
     Notes(fd()).Spoil();
   }
 }
@@ -163,23 +162,6 @@ void Sock::LetGo() {
   LeaveHolders();
 }
 
-void Sock::LeaveForExec() {
-  if (const std::uint64_t share = share_.load();
-      Travels() && share != 0 && EndsOfFamily() && given_away_.load() == 0) {
-    Notes(fd()).DropShare(share);
-    share_.store(0);
-  }
-  Holding* all = FindHolding(holders_);
-  if (all == nullptr || exec_left_) return;
-  // No other holder is left to see it.
-  if ((all->count.load() & ~Holding::kMarks) < 2) return;
-  MarkFork();
-  TellGivenAway(all);
-  exec_left_ = true;
-  if (mode() == Mode::kEngine) claim_.Lose();
-  all->Leave();
-}
-
 void Sock::ForkChild() {
   tx_latch.Reset();
   rx_latch.Reset();
@@ -204,8 +186,7 @@ void Sock::ForkChild() {
   input_alone_.store(false);
   ForgetMoved();
   inherited_ = true;
-  if (Travels()) TravelledByFork();
-  sought_.store(false);
+  noted_.OnForkChild();
   refs_.store(1);
 }
 
@@ -301,48 +282,6 @@ void Sock::AskFromBorrowed() {
   conductor->Post([self = Share()] { self->StepToPlain(Reason::kPinnedExec); });
 }
 
-void Sock::AskForExec() {
-  if (!lane_state_.Pinned()) {
-    exec_pinned_ = true;
-    exec_reason_ = reason_;
-  }
-  KeepPlain();
-  StepToPlain(Reason::kPinnedExec);
-  reason_ = Reason::kPinnedExec;
-}
-
-bool Sock::PinForExec(std::uint64_t deadline_ns) {
-  AskForExec();
-  const bool ok = ToPlain(Reason::kPinnedExec, deadline_ns);
-  reason_ = Reason::kPinnedExec;
-  return ok;
-}
-
-bool Sock::MayBequeath() {
-  return connected_.load() && !closed_.load() && given_away_.load() == 0 &&
-         !IsHalfClosed() && (!lane_state_.Pinned() || exec_pinned_) &&
-         !lane_state_.Never() && !zero_copy_.on() && !Travels() && Hold() &&
-         HoldingsFd() >= 0 && !Registrations::Get().Kept(this);
-}
-
-void Sock::SpoilForNext(int number) const {
-  if (lane_state_.Pinned() && !exec_pinned_ &&
-      ProcessPinned() != Reason::kSandboxed) {
-    Notes(number).Spoil();
-  }
-}
-
-void Sock::Lend() { FindHolding(holders_)->count.fetch_add(1); }
-
-int Sock::Bequeath(std::uint64_t inode) {
-  Holding* all = FindHolding(holders_);
-  if (mode() == Mode::kEngine || all == nullptr) return -1;
-  MarkFork();
-  all->role.store(role_ == stream::Role::kAcceptor ? 1 : 0);
-  all->inode.store(inode);
-  return holders_;
-}
-
 Sock* Sock::Inherited(int number, int fd) {
   Holding* all = FindHolding(number);
   sockaddr_storage peer{};
@@ -368,33 +307,10 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->anchor().SetNumber(fd);
   sock->anchor().SetInode(all->inode.load());
   // The connection may have been on a lane before.
-  sock->drift_ = Notes(fd).GetDrift();
+  sock->noted_.LearnDrift(fd);
   sock->LearnOptions(fd);
   sock->SetPeer(fd, address, length);
   return sock;
-}
-
-void Sock::Unpin() {
-  // LeaveForExec has dropped the share.
-  if (Travels() && share_.load() == 0) share_.store(Notes(fd()).AddShare());
-  if (exec_left_) {
-    exec_left_ = false;
-    if (Holding* all = FindHolding(holders_)) all->count.fetch_add(1);
-  }
-  // The exec has failed, and the engine still has a stream that was lost for
-  // the children.
-  if (mode() == Mode::kEngine) {
-    Latched latched(this);
-    if (mode() == Mode::kEngine) claim_.Keep();
-  }
-  if (!exec_pinned_) return;
-  exec_pinned_ = false;
-  reason_ = exec_reason_;
-  lane_state_.Step(LaneState::Event::kUnpin);
-  if (connected_.load() && attempts_ < 5 && !IsHalfClosed()) {
-    TryAgainLater();
-    AllowLane();
-  }
 }
 
 }  // namespace rcsock::posix

@@ -41,15 +41,13 @@ constinit std::atomic<bool> travelled_by_fork{false};
 
 }  // namespace
 
-void Sock::TravelledByFork() { travelled_by_fork.store(true); }
-
 // No call sends or receives meanwhile, but TCP does its work.  So each look at
 // what is queued, between two at what has been counted, gives bounds.
-bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
+bool NotedShare::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
   struct tcp_info info {};
   constexpr std::size_t kNeeded =
       offsetof(struct tcp_info, tcpi_bytes_received) + 8;
-  if (AskTcpInfo(fd(), &info) < kNeeded) return false;
+  if (AskTcpInfo(sock_->fd(), &info) < kNeeded) return false;
   std::uint64_t least_tx = 0;
   std::uint64_t most_tx = UINT64_MAX;
   std::uint64_t least_rx = 0;
@@ -60,9 +58,9 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
     int unsent = 0;
     const std::uint64_t acked = info.tcpi_bytes_acked;
     const std::uint64_t received = info.tcpi_bytes_received;
-    if (::syscall(SYS_ioctl, fd(), SIOCINQ, &unread) != 0 ||
-        ::syscall(SYS_ioctl, fd(), SIOCOUTQ, &unsent) != 0 ||
-        AskTcpInfo(fd(), &info) < kNeeded ||
+    if (::syscall(SYS_ioctl, sock_->fd(), SIOCINQ, &unread) != 0 ||
+        ::syscall(SYS_ioctl, sock_->fd(), SIOCOUTQ, &unsent) != 0 ||
+        AskTcpInfo(sock_->fd(), &info) < kNeeded ||
         // The kernel counts a FIN as a byte.
         info.tcpi_state != kTcpEstablished) {
       return false;
@@ -76,7 +74,7 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
         std::min<std::uint64_t>(most_rx, info.tcpi_bytes_received - to_read);
     if (least_tx < most_tx || least_rx < most_rx) continue;
     // The SYN of the end that connects is acknowledged as a byte.
-    const std::uint64_t syn = role_ == stream::Role::kConnector ? 1 : 0;
+    const std::uint64_t syn = sock_->role_ == stream::Role::kConnector ? 1 : 0;
     if (least_tx != most_tx || least_rx != most_rx || most_tx < syn) {
       return false;  // a holder does send or receive
     }
@@ -87,29 +85,31 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
   return false;
 }
 
-// Requires that the stream has just left its lane, and no call is in the kernel
-// with it.
-void Sock::MeasureDriftLatched() {
+void NotedShare::MeasureDrift() {
+  sock_->tx_latch.AssertHeld();
+  sock_->rx_latch.AssertHeld();
   std::uint64_t tx, rx;
   // A filter may know none of these calls.
   const bool may = ProcessPinned() != Reason::kSandboxed;
   drift_known_ = may && TcpOffsets(&tx, &rx);
   if (!may) return;
   if (!drift_known_) {
-    Notes(fd()).Spoil();
+    Notes(sock_->fd()).Spoil();
     return;
   }
-  drift_.tx = static_cast<std::int64_t>(stream_->tx_off() - tx);
-  drift_.rx = static_cast<std::int64_t>(stream_->rx_off() - rx);
+  drift_.tx = static_cast<std::int64_t>(sock_->stream_->tx_off() - tx);
+  drift_.rx = static_cast<std::int64_t>(sock_->stream_->rx_off() - rx);
   // For later holders of the connection.
-  const Notes notes(fd());
-  drift_known_ = notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0) &&
-                 notes.SetDrift(drift_);
+  const Notes notes(sock_->fd());
+  drift_known_ =
+      notes.SetRole(sock_->role_ == stream::Role::kAcceptor ? 1 : 0) &&
+      notes.SetDrift(drift_);
 }
 
-// Requires that the stream is about to be adopted, and no call is in the kernel
-// with it.
-bool Sock::TakeOffsetsLatched() {
+bool NotedShare::TakeOffsets() {
+  sock_->tx_latch.AssertHeld();
+  sock_->rx_latch.AssertHeld();
+  if (!Travels()) return true;
   std::uint64_t tx, rx;
   if (!drift_known_ || !TcpOffsets(&tx, &rx)) return false;
   // Another holder may have noted anything.
@@ -120,27 +120,24 @@ bool Sock::TakeOffsetsLatched() {
   tx += static_cast<std::uint64_t>(drift_.tx);
   rx += static_cast<std::uint64_t>(drift_.rx);
   // Others have counted what they have moved.
-  account_tx_ += tx - tx_raw_.load(std::memory_order_relaxed);
-  account_rx_ += rx - rx_raw_.load(std::memory_order_relaxed);
-  tx_raw_.store(tx, std::memory_order_relaxed);
-  rx_raw_.store(rx, std::memory_order_relaxed);
+  sock_->account_tx_ += tx - sock_->tx_raw_.load(std::memory_order_relaxed);
+  sock_->account_rx_ += rx - sock_->rx_raw_.load(std::memory_order_relaxed);
+  sock_->tx_raw_.store(tx, std::memory_order_relaxed);
+  sock_->rx_raw_.store(rx, std::memory_order_relaxed);
   return true;
 }
 
-bool Sock::EndsOfFamily() const {
-  const Holding* all = FindHolding(holders_);
-  return all == nullptr || all->OfOne();
+bool NotedShare::AloneByNotes(bool unspoilt) const {
+  return sock_->fd() >= 0 && unknown_.load(std::memory_order_seq_cst) == 0 &&
+         Notes(sock_->fd())
+             .Alone(share_.load(std::memory_order_seq_cst), unspoilt);
 }
 
-bool Sock::AloneByNotes(bool unspoilt) const {
-  return fd() >= 0 && unknown_.load(std::memory_order_seq_cst) == 0 &&
-         Notes(fd()).Alone(share_.load(std::memory_order_seq_cst), unspoilt);
-}
-
-bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
-  if (!connected_.load() || closed_.load() || given_away_.load() != 0 ||
-      IsHalfClosed() || lane_state_.Pinned() || lane_state_.Never() ||
-      zero_copy_.on() || OwnFace() != Face::kPreload ||
+bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
+  if (!sock_->connected_.load() || sock_->closed_.load() ||
+      sock_->given_away_.load() != 0 || sock_->IsHalfClosed() ||
+      sock_->lane_state_.Pinned() || sock_->lane_state_.Never() ||
+      sock_->zero_copy_.on() || OwnFace() != Face::kPreload ||
       ProcessPinned() != Reason::kNone || InBorrowedMemory()) {
     return false;
   }
@@ -152,35 +149,37 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     if (!share_.compare_exchange_strong(none, share)) {
       notes.DropShare(share);  // another thread passes it, too
     }
-    if (!notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0)) return false;
-    anchor().SetInode(SocketInode(number));
+    const bool accepted = sock_->role_ == stream::Role::kAcceptor;
+    if (!notes.SetRole(accepted ? 1 : 0)) return false;
+    sock_->anchor().SetInode(SocketInode(number));
     travels_.store(true, std::memory_order_seq_cst);
     // A child that was forked before this knows of no share, and would take the
     // connection for its own.  The caller's Pin tells it by the Holding.  A
     // fork that begins later copies the share.
-    if (Forking() || !EndsOfFamily()) return false;
+    if (Forking() || !sock_->EndsOfFamily()) return false;
   }
   // This comes first, so that TryAdopt sees the note if this thread does not
   // see what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;
-  bool noted = ToPlain(Reason::kPinnedScmRights) && UnreadBytes() == 0;
+  bool noted =
+      sock_->ToPlain(Reason::kPinnedScmRights) && sock_->UnreadBytes() == 0;
   if (noted) {
-    Latched latched(this);
+    Latched latched(sock_);
     // A lane may have come and gone since.
-    noted = mode() == Mode::kPlain && drift_known_;
+    noted = sock_->mode() == Mode::kPlain && drift_known_;
   }
   if (!noted) {
     notes.DropFlight(to, tag);
     return false;
   }
-  travel_reason_ = reason_ = Reason::kPinnedScmRights;
+  reason_ = sock_->reason_ = Reason::kPinnedScmRights;
   RCSOCK_LOG(2, "fd %d: passed on", number);
   return true;
 }
 
-void Sock::LeaveShare(int number) {
+void NotedShare::Leave(int number) {
   if (!Travels()) return;
-  if (given_away_.load(std::memory_order_seq_cst) != 0) {
+  if (sock_->given_away_.load(std::memory_order_seq_cst) != 0) {
     // A program that is not followed has the connection, maybe for longer.  The
     // share stays in its name, and holders that got the connection by a message
     // stay on TCP.
@@ -188,13 +187,13 @@ void Sock::LeaveShare(int number) {
     return;
   }
   if (ProcessPinned() == Reason::kSandboxed || number < 0) {
-    GivenAway();
-  } else if (EndsOfFamily() && !AloneByNotes(false)) {
+    sock_->GivenAway();
+  } else if (sock_->EndsOfFamily() && !AloneByNotes(false)) {
     // Other processes have the connection, or may have it.  A call that is
     // still in the kernel with it may take their bytes.  Then the share stays,
     // and they stay on TCP.
-    GivenAway();
-    if (NobodyInside()) Notes(number).DropShare(share_.load());
+    sock_->GivenAway();
+    if (sock_->NobodyInside()) Notes(number).DropShare(share_.load());
   }
   travels_.store(false, std::memory_order_seq_cst);
 }
@@ -211,7 +210,7 @@ static Sock* Twin(int number, const Notes& notes) {
       continue;
     }
     Sock* sock = LookupSock(fd);
-    if (sock != nullptr && fd != number && sock->Travels() &&
+    if (sock != nullptr && fd != number && sock->noted().Travels() &&
         sock->anchor().inode() == inode && SocketInode(fd) == inode) {
       return sock;
     }
@@ -219,8 +218,8 @@ static Sock* Twin(int number, const Notes& notes) {
   return nullptr;
 }
 
-Sock* Sock::Arrived(int number, std::uint64_t to, bool peek,
-                    std::uint64_t until_ns) {
+Sock* NotedShare::Arrived(int number, std::uint64_t to, bool peek,
+                          std::uint64_t until_ns) {
   const Notes notes(number, until_ns);
   // This also finds a connection whose sender has noted nothing.
   if (Sock* twin = Twin(number, notes)) {
@@ -241,37 +240,39 @@ Sock* Sock::Arrived(int number, std::uint64_t to, bool peek,
   return sock;
 }
 
-Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
+Sock* NotedShare::Foreign(int number, int role, std::uint64_t share,
+                          Reason reason) {
   sockaddr_storage peer{};
   socklen_t length = sizeof peer;
   auto* const address = reinterpret_cast<sockaddr*>(&peer);
   if (::syscall(SYS_getpeername, number, address, &length) != 0) {
     return nullptr;
   }
-  Sock* sock = New(
+  Sock* sock = Sock::New(
       role == 1 ? stream::Role::kAcceptor : stream::Role::kConnector, false);
   if (sock == nullptr) return nullptr;
   // No other thread knows the stream yet.
   sock->tx_latch.AssertUnshared();
   sock->rx_latch.AssertUnshared();
-  sock->share_.store(share);
-  sock->travels_.store(true);
+  NotedShare& noted = sock->noted_;
+  noted.share_.store(share);
+  noted.travels_.store(true);
   sock->anchor().SetInode(SocketInode(number));
   sock->anchor().SetNumber(number);
-  sock->drift_ = Notes(number).GetDrift();
+  noted.LearnDrift(number);
   std::uint64_t tx = 0;
   std::uint64_t rx = 0;
   // For the statistics: others may use the connection at this moment.
-  if (sock->TcpOffsets(&tx, &rx)) {
-    tx += static_cast<std::uint64_t>(sock->drift_.tx);
-    rx += static_cast<std::uint64_t>(sock->drift_.rx);
+  if (noted.TcpOffsets(&tx, &rx)) {
+    tx += static_cast<std::uint64_t>(noted.drift_.tx);
+    rx += static_cast<std::uint64_t>(noted.drift_.rx);
   }
   sock->account_tx_ = tx;
   sock->account_rx_ = rx;
   sock->tx_raw_.store(tx);
   sock->rx_raw_.store(rx);
   sock->inherited_ = true;
-  sock->travel_reason_ = reason;
+  noted.reason_ = reason;
   sock->reason_ = reason;
   sock->TakeSettings(number);
   sock->SetPeer(number, address, length);
@@ -279,6 +280,45 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   if (AskTcpState(number) != kTcpEstablished) sock->KeepPlain();
   sock->AllowLane();
   return sock;
+}
+
+void NotedShare::LearnDrift(int number) { drift_ = Notes(number).GetDrift(); }
+
+void NotedShare::LeaveForExec() {
+  const std::uint64_t share = share_.load();
+  if (!Travels() || share == 0 || !sock_->EndsOfFamily() ||
+      sock_->given_away_.load() != 0) {
+    return;
+  }
+  Notes(sock_->fd()).DropShare(share);
+  share_.store(0);
+}
+
+void NotedShare::ExecFailed() {
+  if (Travels() && share_.load() == 0) {
+    share_.store(Notes(sock_->fd()).AddShare());
+  }
+}
+
+void NotedShare::Reset() {
+  travels_.store(false, std::memory_order_relaxed);
+  share_.store(0, std::memory_order_relaxed);
+  reason_ = Reason::kNone;
+  unknown_.store(0, std::memory_order_relaxed);
+  sought_.store(false, std::memory_order_relaxed);
+  born_ns_ = 0;
+  drift_ = Notes::Drift();
+  drift_known_ = true;
+}
+
+void NotedShare::OnForkChild() {
+  if (Travels()) travelled_by_fork.store(true);
+  sought_.store(false);
+}
+
+bool Sock::EndsOfFamily() const {
+  const Holding* all = FindHolding(holders_);
+  return all == nullptr || all->OfOne();
 }
 
 // Takes over what former holders have set.

@@ -18,6 +18,7 @@
 #include "lib/base/policy.h"
 #include "tools/rcsock/counters/counters.h"
 #include "tools/rcsock/doctor/findings.h"
+#include "tools/rcsock/doctor/gpus.h"
 #include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/doctor/network.h"
 #include "tools/rcsock/doctor/probe.h"
@@ -319,6 +320,7 @@ int Doctor(const DoctorOptions& options) {
   const bool verbs = ExamineHost(&findings);
   if (verbs) TryDevices(rules, &findings);
   ExamineSysfs(&findings);
+  ExamineGpus(SysfsRoot(), &findings);
   Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())), set,
          rules.Against("shm", kLoopback, 0), &findings);
   if (!host.empty()) TryPeer(host, port, verbs, rules, set, &findings);

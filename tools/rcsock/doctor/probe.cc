@@ -25,6 +25,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/reason.h"
+#include "tools/rcsock/doctor/gpus.h"
 #include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/printable.h"
 #include "tools/rcsock/stat/ask.h"
@@ -372,6 +373,7 @@ int ProbeMain(int argc, char** argv) {
   std::from_chars(text.data(), text.data() + text.size(), port);
   if (mode == "listen") return RunServer(host, port);
   if (mode == "verbs") return VerbsMain(host);
+  if (mode == "gpus") return GpusMain();
   const ProbeResult result = RunClient(host, port);
   const nlohmann::json json = {{"error", result.error},
                                {"refused", result.refused},

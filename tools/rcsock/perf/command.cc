@@ -104,6 +104,7 @@ struct Options {
   std::string report;
   bool syscalls = false;
   std::string affinity;
+  std::string memory = "host";
   bool json = false;
 };
 
@@ -111,6 +112,22 @@ namespace {
 
 [[noreturn]] void Wrong(const std::string& line) {
   throw Error(line + " (see `rcsock perf --help`)", kUsage);
+}
+
+// Parses "host", "gpu" or "gpu:1": the GPU, or -1.
+int GpuOf(const std::string& text) {
+  if (text == "host") return -1;
+  if (text == "gpu") return 0;
+  int gpu = -1;
+  const std::string_view number = std::string_view(text).substr(
+      std::min<std::size_t>(text.size(), sizeof "gpu:" - 1));
+  const auto parsed =
+      std::from_chars(number.data(), number.data() + number.size(), gpu);
+  if (text.rfind("gpu:", 0) != 0 || parsed.ec != std::errc() ||
+      parsed.ptr != number.data() + number.size() || gpu < 0 || gpu > kMaxGpu) {
+    Wrong("--memory " + text + ": host, gpu or gpu:N");
+  }
+  return gpu;
 }
 
 Mode ModeOf(const Options& options) {
@@ -130,7 +147,8 @@ void Check(const Options& options) {
        options.parallel > 1 || options.size || options.interval ||
        options.settle || options.rate > 0 || options.reverse || options.both ||
        options.active || !options.transports.empty() || options.compare ||
-       !options.report.empty() || options.syscalls)) {
+       !options.report.empty() || options.syscalls ||
+       options.memory != "host")) {
     Wrong("-s takes -p, -B, -1, -A and -J: the client says what is measured");
   }
   if (!options.server && (!options.bind.empty() || options.once)) {
@@ -159,6 +177,10 @@ void Check(const Options& options) {
   }
   if (options.connections > 0 && options.parallel > 1) {
     Wrong("only one of -P and --connections");
+  }
+  if (GpuOf(options.memory) >= 0 &&
+      (mode != Mode::kStream || !options.report.empty())) {
+    Wrong("--memory gpu is for streams");
   }
   if (!options.compare && options.report.empty() &&
       options.transports.size() > 1) {
@@ -213,6 +235,7 @@ Spec SpecOf(const Options& options) {
   // Lanes are made one after the other.
   spec.settle = options.settle.value_or(
       std::min(kMaxSettle, 3 + 0.002 * static_cast<double>(spec.connections)));
+  spec.gpu = GpuOf(options.memory);
   if (!options.affinity.empty()) {
     TakeAffinity(options.affinity, &spec.client_cpu, &spec.server_cpu);
   }
@@ -227,6 +250,9 @@ std::vector<Transport> TransportsOf(const Options& options) {
     transports.push_back(transport);
   }
   if (!transports.empty()) return transports;
+  if (options.compare && GpuOf(options.memory) >= 0) {
+    return {Transport::kTcp, Transport::kShm, Transport::kRdma};
+  }
   if (!options.compare && options.report.empty()) return {Transport::kAuto};
   return {Transport::kTcp, Transport::kShm, Transport::kRdma,
           Transport::kVerbs};
@@ -518,6 +544,11 @@ void AddDetails(CLI::App* perf, Options* options) {
           "-A,--affinity", options->affinity,
           "Bind the measuring process to CPU N, and the server's\nto M")
       ->type_name("N[,M]");
+  perf->add_option("--memory", options->memory,
+                   "Where both ends have the bytes: host, or gpu:N for GPU N.\n"
+                   "tcp then copies to the host, sends, receives, copies back")
+      ->capture_default_str()
+      ->type_name("KIND");
   perf->add_flag("-J,--json", options->json, "Print JSON");
 }
 

@@ -194,12 +194,13 @@ std::string Describe(const Spec& spec) {
   const std::string size = Bytes(static_cast<double>(spec.size));
   switch (spec.mode) {
     case Mode::kStream:
-      return fmt::format("stream {}, messages of {}, {}",
-                         spec.direction == Direction::kForward ? "to the server"
-                         : spec.direction == Direction::kReverse
-                             ? "from the server"
-                             : "both ways",
-                         size, Plural(spec.connections, "connection"));
+      return fmt::format(
+          "stream {}, messages of {}, {}{}",
+          spec.direction == Direction::kForward   ? "to the server"
+          : spec.direction == Direction::kReverse ? "from the server"
+                                                  : "both ways",
+          size, Plural(spec.connections, "connection"),
+          spec.gpu < 0 ? "" : fmt::format(", memory of GPU {}", spec.gpu));
     case Mode::kMessages:
       if (spec.rate > 0) {
         return fmt::format("round trips of {}, {}, {}/s at random times", size,

@@ -74,6 +74,12 @@ std::string Spec::WhyNot() const {
     return fmt::format("verbs: at most {} connections", kMaxLinks);
   }
   if (transport == Transport::kVerbs && rate > 0) return "verbs: no --rate";
+  if (gpu >= 0 && transport == Transport::kVerbs) {
+    return "verbs: no memory of a GPU";
+  }
+  if (gpu >= 0 && mode != Mode::kStream) {
+    return "memory of a GPU: streams only";
+  }
   return "";
 }
 
@@ -90,7 +96,8 @@ nlohmann::json ToJson(const Spec& spec) {
           {"settle", spec.settle},
           {"traced", spec.traced},
           {"client_cpu", CpuToJson(spec.client_cpu)},
-          {"server_cpu", CpuToJson(spec.server_cpu)}};
+          {"server_cpu", CpuToJson(spec.server_cpu)},
+          {"gpu", CpuToJson(spec.gpu)}};
 }
 
 Spec SpecFromJson(const nlohmann::json& json) {
@@ -111,6 +118,9 @@ Spec SpecFromJson(const nlohmann::json& json) {
   spec.traced = BoolField(json, "traced");
   spec.client_cpu = CpuFromJson(json, "client_cpu");
   spec.server_cpu = CpuFromJson(json, "server_cpu");
+  spec.gpu = Field(json, "gpu").is_null()
+                 ? -1
+                 : static_cast<int>(NumberField(json, "gpu", 0, kMaxGpu));
   const std::string why_not = spec.WhyNot();
   if (!why_not.empty()) Fail("{}", why_not);
   return spec;

@@ -45,6 +45,8 @@ struct Spec {
   // The CPU that each end's measuring process is bound to.  -1: any.
   int client_cpu = -1;
   int server_cpu = -1;
+  // kStream: the GPU whose memory both ends have the bytes in.  -1: the host's.
+  int gpu = -1;
 
   // Whether each connection has a thread.  Otherwise one epoll loop serves all.
   bool Threads() const;
@@ -63,6 +65,7 @@ constexpr std::uint64_t kMaxParallel = 256;
 constexpr std::uint64_t kMaxConnections = 100000;
 constexpr std::uint64_t kMaxActive = 4096;
 constexpr int kMaxCpu = 8191;
+constexpr int kMaxGpu = 255;
 constexpr std::uint64_t kMaxLinks = 256;  // of verbs
 constexpr double kMaxSettle = 60;
 constexpr double kMaxRate = 1e7;

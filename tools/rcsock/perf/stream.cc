@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/perf/gpu_buffer.h"
 #include "tools/rcsock/perf/meter.h"
 
 namespace rcsock::perf {
@@ -14,16 +15,23 @@ namespace {
 // Sends until the time is up or all is sent.  Then tells the peer that it is
 // over.
 void Send(Meter* meter, const Spec& spec, int fd, Tally* tally) {
-  const std::vector<char> message(spec.size, 'x');
+  const bool host = spec.gpu < 0;
+  const std::vector<char> message(host ? spec.size : 0, 'x');
+  const auto gpu =
+      host ? nullptr : std::make_unique<GpuBuffer>(spec.gpu, spec.size);
   std::uint64_t left = spec.BytesEach();
   const bool counted = left != 0;
   while (counted ? left > 0 : !meter->stopped()) {
-    std::size_t size = message.size();
+    std::size_t size = spec.size;
     if (counted) {
       size = static_cast<std::size_t>(std::min<std::uint64_t>(size, left));
       left -= size;
     }
-    SendAll(fd, message.data(), size);
+    if (host) {
+      SendAll(fd, message.data(), size);
+    } else {
+      gpu->Send(fd, size);
+    }
     Tally::Add(&tally->tx, size);
     Tally::Add(&tally->messages, 1);
   }
@@ -31,7 +39,16 @@ void Send(Meter* meter, const Spec& spec, int fd, Tally* tally) {
   ::shutdown(fd, SHUT_WR);
 }
 
+void ReceiveInGpu(const Spec& spec, int fd, Tally* tally) {
+  GpuBuffer buffer(spec.gpu, std::max<std::size_t>(spec.size, 64 << 10));
+  while (const std::size_t n = buffer.Receive(fd)) {
+    Tally::Add(&tally->rx, n);
+  }
+  tally->rx_end = NowNs();
+}
+
 void Receive(const Spec& spec, int fd, Tally* tally) {
+  if (spec.gpu >= 0) return ReceiveInGpu(spec, fd, tally);
   std::vector<char> buffer(std::max<std::size_t>(spec.size, 64 << 10));
   for (;;) {
     const ssize_t n = ::recv(fd, buffer.data(), buffer.size(), 0);

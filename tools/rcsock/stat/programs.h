@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "lib/posix/snapshot.h"
+#include "lib/posix/socket/snapshot.h"
 #include "tools/rcsock/stat/picture.h"
 
 namespace rcsock::tools {

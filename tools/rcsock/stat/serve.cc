@@ -9,6 +9,7 @@
 #include <boost/beast/core/flat_static_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <iostream>
@@ -16,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 
 namespace rcsock::tools {
@@ -163,10 +165,22 @@ std::pair<std::string, std::string> Split(const std::string& address) {
   return {host.empty() ? "127.0.0.1" : host, address.substr(colon + 1)};
 }
 
+bool IsPort(const std::string& text) {
+  constexpr unsigned kLast = 65535;
+  unsigned port = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, port);
+  return error == std::errc() && at == end && port <= kLast;
+}
+
 }  // namespace
 
 int Serve(const std::string& address,
           const std::function<std::string()>& page) {
+  if (!IsPort(Split(address).second)) {
+    std::cerr << "rcsock: " << address << " is not [HOST:]PORT\n";
+    return 2;
+  }
   try {
     asio::io_context context(1);
     const auto [host, port] = Split(address);

@@ -1,0 +1,25 @@
+#ifndef RCSOCK_LIB_API_DEVICE_DATA_H_
+#define RCSOCK_LIB_API_DEVICE_DATA_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+
+#include "lib/gpu/memory.h"
+#include "lib/posix/socket/sock.h"
+
+namespace rcsock::api {
+
+// Sends and receives between a stream and memory of a device. The bytes go
+// through slots of host memory. The results, and errno, are those of send and
+// recv; docs/gpu.md has what a device adds.
+//
+// Threads: any, but one at a time receives from a stream.
+ssize_t SendFromDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
+                       const std::byte* from, std::size_t length, int flags);
+ssize_t RecvToDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
+                     std::byte* to, std::size_t length, int flags);
+
+}  // namespace rcsock::api
+
+#endif  // RCSOCK_LIB_API_DEVICE_DATA_H_

@@ -1,0 +1,120 @@
+#include "lib/gpu/cuda_context.h"
+
+#include <cerrno>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "lib/base/log.h"
+#include "lib/gpu/cuda_pipe.h"
+
+namespace rcsock::gpu::cuda {
+namespace {
+
+// Leaked: a thread may still send when the process ends.
+struct All {
+  base::Latch latch;
+  std::vector<std::weak_ptr<ContextPipes>> list RC_GUARDED_BY(latch);
+};
+constinit std::atomic<All*> registry{nullptr};
+
+// Throws std::bad_alloc.
+All& Registry() {
+  All* all = registry.load(std::memory_order_acquire);
+  if (all != nullptr) return *all;
+  auto made = std::make_unique<All>();
+  if (registry.compare_exchange_strong(all, made.get())) all = made.release();
+  return *all;
+}
+
+}  // namespace
+
+std::shared_ptr<ContextPipes> ContextPipes::Of(const Calls& calls, Pointer at,
+                                               Device device, Result* result) {
+  // Memory of a pool, or mapped by the program, belongs to no context.
+  Context context = nullptr;
+  bool primary = false;
+  if (calls.PointerGetAttribute(&context, kPointerContext, at) != kSuccess) {
+    context = nullptr;
+  }
+  if (context == nullptr) {
+    *result = calls.PrimaryRetain(&context, device);
+    if (*result != kSuccess) return nullptr;
+    primary = true;
+  }
+  const auto release = [&] {
+    if (primary) calls.PrimaryRelease(device);
+  };
+  try {
+    All& all = Registry();
+    const base::LatchGuard hold(all.latch);
+    std::erase_if(all.list, [](const auto& one) { return one.expired(); });
+    for (const auto& weak : all.list) {
+      auto one = weak.lock();
+      if (one == nullptr || one->gone() || one->context_ != context ||
+          one->primary_ != primary) {
+        continue;
+      }
+      release();
+      return one;
+    }
+    std::shared_ptr<ContextPipes> made(
+        new ContextPipes(calls, context, device, primary));
+    all.list.push_back(made);
+    return made;
+  } catch (const std::bad_alloc&) {
+    release();
+    *result = kOutOfMemory;
+    return nullptr;
+  }
+}
+
+ContextPipes::~ContextPipes() {
+  for (CudaPipe* pipe : free_) delete pipe;
+  if (primary_) calls_.PrimaryRelease(device_);
+}
+
+Result ContextPipes::Note(Result result) {
+  if (result == kInvalidContext || result == kContextIsDestroyed ||
+      result == kDeinitialized || result == kInvalidHandle) {
+    gone_.store(true, std::memory_order_relaxed);
+  }
+  return result;
+}
+
+Pipe* ContextPipes::Take(int* error) {
+  {
+    const base::Critical critical;
+    const base::LatchGuard hold(latch_);
+    for (CudaPipe*& one : free_) {
+      if (one != nullptr) return std::exchange(one, nullptr);
+    }
+  }
+  return CudaPipe::Make(this, error);
+}
+
+void ContextPipes::Return(Pipe* returned) {
+  auto* const pipe = static_cast<CudaPipe*>(returned);
+  // A handler of the program's may have forked meanwhile.
+  if (pipe->OfParent()) return;
+  if (!pipe->Settle()) {
+    // The device may still write there. Nothing of it can ever be used again.
+    RCSOCK_LOG(1, "gpu: a copy did not end in time");
+    return;
+  }
+  if (!gone()) {
+    const base::Critical critical;
+    const base::LatchGuard hold(latch_);
+    for (CudaPipe*& one : free_) {
+      if (one != nullptr) continue;
+      one = pipe;
+      return;
+    }
+  }
+  delete pipe;
+}
+
+// Another thread may have been within the list, so the child leaves it alone.
+void ForkChildContexts() { registry.store(nullptr, std::memory_order_release); }
+
+}  // namespace rcsock::gpu::cuda

@@ -1,0 +1,134 @@
+#include "lib/gpu/cuda_pipe.h"
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <new>
+
+#include "lib/base/clock.h"
+
+namespace rcsock::gpu::cuda {
+namespace {
+
+constexpr std::size_t kBytes = Pipe::kSlots * Pipe::kSlotBytes;
+// A copy of a slot takes some 15 to 100 us.
+constexpr std::uint64_t kSpinNs = 200'000;
+constexpr long kNapNs = 50'000;
+
+Pointer AsPointer(const void* at) {
+  return static_cast<Pointer>(reinterpret_cast<std::uintptr_t>(at));
+}
+
+}  // namespace
+
+CudaPipe* CudaPipe::Make(ContextPipes* of, int* error) {
+  std::unique_ptr<CudaPipe> pipe(new (std::nothrow) CudaPipe(of));
+  void* const at = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED || pipe == nullptr) {
+    if (at != MAP_FAILED) ::munmap(at, kBytes);
+    *error = ENOMEM;
+    return nullptr;
+  }
+  // A child of fork must not take over pages that a device writes to.
+  ::madvise(at, kBytes, MADV_DONTFORK);
+  pipe->base_ = static_cast<std::byte*>(at);
+  *error = ToErrno(of->Note(pipe->MakeObjects()));
+  return *error == 0 ? pipe.release() : nullptr;
+}
+
+Result CudaPipe::MakeObjects() {
+  const Calls& calls = of_->calls();
+  const Current current(of_);
+  if (current.result() != kSuccess) return current.result();
+  // Without pinned pages copies are slower, and right.
+  pinned_ = calls.HostRegister(base_, kBytes, kRegisterPortable) == kSuccess;
+  Result result = calls.StreamCreate(&stream_, kStreamNonBlocking);
+  for (Event& event : events_) {
+    if (result != kSuccess) return result;
+    result = calls.EventCreate(&event, kEventDisableTiming);
+  }
+  return result;
+}
+
+CudaPipe::~CudaPipe() {
+  const Calls& calls = of_->calls();
+  {
+    const Current current(of_);
+    if (current.result() == kSuccess) {
+      for (Event event : events_) {
+        if (event != nullptr) calls.EventDestroy(event);
+      }
+      if (stream_ != nullptr) calls.StreamDestroy(stream_);
+      if (pinned_) calls.HostUnregister(base_);
+    }
+  }
+  if (base_ != nullptr) ::munmap(base_, kBytes);
+}
+
+template <class Copy>
+int CudaPipe::Begin(int slot, Copy&& copy) {
+  const Calls& calls = of_->calls();
+  const auto at = static_cast<std::size_t>(slot);
+  const Current current(of_);
+  Result result = current.result();
+  if (result == kSuccess) result = copy(calls);
+  if (result != kSuccess) return ToErrno(of_->Note(result));
+  // From here on the device may touch the slot.
+  busy_[at] = true;
+  result = calls.EventRecord(events_[at], stream_);
+  if (result == kSuccess) return 0;
+  lost_ = true;
+  return ToErrno(of_->Note(result));
+}
+
+int CudaPipe::FromDevice(int slot, const void* from, std::size_t bytes) {
+  return Begin(slot, [&](const Calls& calls) {
+    return calls.CopyToHost(this->slot(slot), AsPointer(from), bytes, stream_);
+  });
+}
+
+int CudaPipe::ToDevice(int slot, void* to, std::size_t bytes) {
+  return Begin(slot, [&](const Calls& calls) {
+    return calls.CopyToDevice(AsPointer(to), this->slot(slot), bytes, stream_);
+  });
+}
+
+int CudaPipe::Wait(int slot) {
+  const auto at = static_cast<std::size_t>(slot);
+  if (!busy_[at]) return 0;
+  const std::uint64_t began = base::NowNs();
+  for (;;) {
+    Result result;
+    {
+      const Current current(of_);
+      result = current.result();
+      if (result == kSuccess) result = of_->calls().EventQuery(events_[at]);
+    }
+    if (result != kNotReady) {
+      // An error ends the copy, and that of a context that is gone has ended.
+      busy_[at] = false;
+      return ToErrno(of_->Note(result));
+    }
+    const std::uint64_t waited = base::NowNs() - began;
+    if (waited > kMostWaitNs) return ETIMEDOUT;
+    if (waited > kSpinNs) {
+      const timespec nap{0, kNapNs};
+      ::syscall(SYS_nanosleep, &nap, nullptr);
+    }
+  }
+}
+
+bool CudaPipe::Settle() {
+  for (int slot = 0; slot < kSlots; ++slot) {
+    if (Wait(slot) == ETIMEDOUT) return false;
+  }
+  return !lost_;
+}
+
+}  // namespace rcsock::gpu::cuda

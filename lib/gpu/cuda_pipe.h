@@ -1,0 +1,53 @@
+#ifndef RCSOCK_LIB_GPU_CUDA_PIPE_H_
+#define RCSOCK_LIB_GPU_CUDA_PIPE_H_
+
+#include <array>
+#include <cstddef>
+
+#include "lib/gpu/cuda_context.h"
+
+namespace rcsock::gpu::cuda {
+
+// The slots are memory of this object's own, which the driver pins. Memory that
+// the driver allocates would vanish with the program's context.
+class CudaPipe final : public Pipe {
+ public:
+  // Null: *error says why. `of` outlives the pipe.
+  static CudaPipe* Make(ContextPipes* of, int* error);
+  // Requires that no copy is under way.
+  ~CudaPipe() override;
+  CudaPipe(const CudaPipe&) = delete;
+  CudaPipe& operator=(const CudaPipe&) = delete;
+
+  std::byte* slot(int index) const override {
+    return base_ + static_cast<std::size_t>(index) * kSlotBytes;
+  }
+  int FromDevice(int slot, const void* from, std::size_t bytes) override;
+  int ToDevice(int slot, void* to, std::size_t bytes) override;
+  int Wait(int slot) override;
+  // Waits for all copies. Returns false if one may still be under way.
+  bool Settle();
+  // Returns true in a child of the process that made the pipe.
+  bool OfParent() const {
+    return forks_ != forks.load(std::memory_order_relaxed);
+  }
+
+ private:
+  explicit CudaPipe(ContextPipes* of) : of_(of) {}
+  Result MakeObjects();
+  template <class Copy>
+  int Begin(int slot, Copy&& copy);
+
+  ContextPipes* const of_;
+  std::byte* base_ = nullptr;
+  bool pinned_ = false;
+  bool lost_ = false;  // a copy is under way that no event will tell of
+  const unsigned forks_ = forks.load(std::memory_order_relaxed);
+  Stream stream_ = nullptr;
+  std::array<Event, kSlots> events_{};
+  std::array<bool, kSlots> busy_{};
+};
+
+}  // namespace rcsock::gpu::cuda
+
+#endif  // RCSOCK_LIB_GPU_CUDA_PIPE_H_

@@ -1,0 +1,41 @@
+#include "lib/gpu/memory.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/gpu/cuda.h"
+#include "lib/gpu/cuda_context.h"
+
+namespace rcsock::gpu {
+
+// The one kind of driver so far. Another one is asked where this one does not
+// know the memory.
+int Memory::Find(const void* at, std::size_t length,
+                 std::shared_ptr<Memory>* found) {
+  found->reset();
+  return cuda::FindMemory(at, length, found);
+}
+
+void Memory::ForkChild() {
+  cuda::ForkChild();
+  cuda::ForkChildContexts();
+}
+
+int Memory::CopyOut(void* to, const void* from, std::size_t bytes) {
+  int error = 0;
+  const Lease pipe = Borrow(&error);
+  if (pipe == nullptr) return error;
+  auto* out = static_cast<std::byte*>(to);
+  const auto* in = static_cast<const std::byte*>(from);
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t n = std::min(Pipe::kSlotBytes, bytes - done);
+    error = pipe->FromDevice(0, in + done, n);
+    if (error == 0) error = pipe->Wait(0);
+    if (error != 0) return error;
+    std::memcpy(out + done, pipe->slot(0), n);
+    done += n;
+  }
+  return 0;
+}
+
+}  // namespace rcsock::gpu

@@ -1,0 +1,80 @@
+#ifndef RCSOCK_LIB_GPU_MEMORY_H_
+#define RCSOCK_LIB_GPU_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "lib/base/unique_fd.h"
+
+namespace rcsock::gpu {
+
+// Copies between memory of a device and slots in host memory. Each slot has one
+// copy under way at most, and the copies run in the order in which they began.
+//
+// Threads: one at a time.
+class Pipe {
+ public:
+  static constexpr int kSlots = 4;
+  static constexpr std::size_t kSlotBytes = 512 * 1024;
+
+  virtual ~Pipe() = default;
+  virtual std::byte* slot(int index) const = 0;
+  // Begin a copy of `bytes`, kSlotBytes at most. The slot has no copy under
+  // way. Return 0 or an errno; then no copy has begun.
+  virtual int FromDevice(int slot, const void* from, std::size_t bytes) = 0;
+  virtual int ToDevice(int slot, void* to, std::size_t bytes) = 0;
+  // Waits until the slot's copy has ended, kMostWaitNs at most. Returns 0 or an
+  // errno. ETIMEDOUT: the copy is still under way.
+  virtual int Wait(int slot) = 0;
+  static constexpr std::uint64_t kMostWaitNs = 10'000'000'000;
+};
+
+// Memory of a device, as a driver knows it. It outlives the allocation: a
+// program may free that at any time, and each call says so by an errno.
+//
+// Threads: any.
+class Memory {
+ public:
+  // Sets *found to what `length` bytes at `at` are, null for host memory. The
+  // bytes of a device lie on one device. Returns 0 or an errno. EINVAL: the
+  // range goes beyond the device's memory.
+  static int Find(const void* at, std::size_t length,
+                  std::shared_ptr<Memory>* found);
+  // In the child of fork, where no driver works.
+  static void ForkChild();
+
+  virtual ~Memory() = default;
+  // Returns 0 if these bytes are still what was found, else an errno. EFAULT:
+  // they have been freed.
+  virtual int Check(const void* at, std::size_t length) const = 0;
+  // Gives the pipe back to its device, after the copies under way.
+  struct GiveBack {
+    Memory* memory = nullptr;
+    void operator()(Pipe* pipe) const { memory->Return(pipe); }
+  };
+  using Lease = std::unique_ptr<Pipe, GiveBack>;
+  // Lends a pipe for this memory. Null: *error says why.
+  Lease Borrow(int* error) { return Lease(Take(error), GiveBack{this}); }
+  // Copies to host memory, and waits. Returns 0 or an errno.
+  int CopyOut(void* to, const void* from, std::size_t bytes);
+
+  // Has the device carry out copies of the program's in order with those of
+  // other devices. Call it before another device gets the memory.
+  virtual void BeforeSharing(const void* at) const = 0;
+  // Makes a dma-buf of whole pages around the bytes. *offset is where the bytes
+  // begin. Returns 0 or an errno. EOPNOTSUPP: the device or its driver can't.
+  virtual int Export(const void* at, std::size_t length, base::UniqueFd* fd,
+                     std::uint64_t* offset) const = 0;
+  // Returns true if work that the program starts finds all that another device
+  // wrote before a message that this host has seen.
+  virtual bool OrdersWrites() const = 0;
+
+ protected:
+  virtual Pipe* Take(int* error) = 0;
+  virtual void Return(Pipe* pipe) = 0;
+};
+
+}  // namespace rcsock::gpu
+
+#endif  // RCSOCK_LIB_GPU_MEMORY_H_

@@ -1,0 +1,486 @@
+// A GPU's driver for tests: libcuda.so.1, as far as rcsock and its tests use
+// it. README.md says how.
+
+#include "tests/gpu/fake_cuda.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "lib/gpu/cuda.h"
+
+using namespace rcsock::gpu::cuda;
+
+namespace {
+
+// A file, which the program sees without any right, and the device with all.
+struct Allocation {
+  ~Allocation() {
+    if (seen != nullptr) ::munmap(seen, size);
+    if (device != nullptr && device != seen) ::munmap(device, size);
+    if (file >= 0) ::close(file);
+  }
+  int file = -1;
+  std::size_t size = 0;
+  std::uint8_t* seen = nullptr;
+  std::uint8_t* device = nullptr;
+  Context context = nullptr;
+  unsigned long long id = 0;
+  bool managed = false;
+};
+
+struct Copy {
+  std::shared_ptr<Allocation> memory;  // keeps the device's view
+  std::uint8_t* device;
+  void* host;
+  std::size_t bytes;
+  bool to_host;
+};
+
+struct Driver {
+  std::mutex mutex;
+  std::condition_variable changed;
+  pid_t owner = 0;
+  int broken = 0;
+  unsigned delay_us = 0;
+  int fail_after = -1;
+  int fail_result = 0;
+  bool dmabuf = true;
+  int ordering = 100;
+  unsigned long long next_id = 1;
+  std::uintptr_t next_handle = 16;
+  std::map<Pointer, std::shared_ptr<Allocation>> memory;
+  std::set<Context> contexts;
+  Context primary = nullptr;
+  int retained = 0;
+  std::set<Stream> streams;
+  std::map<Event, std::uint64_t> events;  // the copies that were begun by then
+  std::map<std::uintptr_t, std::size_t> host;
+  std::deque<Copy> queue;
+  std::uint64_t begun = 0;
+  std::uint64_t ended = 0;
+  fake_cuda::Counts counts{};
+};
+
+// Leaked: its thread lives as long as the process.
+Driver& D() {
+  static auto* driver = new Driver;
+  return *driver;
+}
+
+thread_local std::vector<Context> tls_contexts;
+
+void Work() {
+  Driver& d = D();
+  std::unique_lock lock(d.mutex);
+  for (;;) {
+    d.changed.wait(lock, [&] { return !d.queue.empty(); });
+    const Copy one = d.queue.front();
+    const unsigned delay = d.delay_us;
+    lock.unlock();
+    if (delay != 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(delay));
+    }
+    if (one.to_host) {
+      std::memcpy(one.host, one.device, one.bytes);
+    } else {
+      std::memcpy(one.device, one.host, one.bytes);
+    }
+    lock.lock();
+    d.queue.pop_front();
+    ++d.ended;
+    ++d.counts.copies;
+    d.changed.notify_all();
+  }
+}
+
+// Begins a call of the driver. What a program may not do ends with a result.
+class Call {
+ public:
+  explicit Call(bool needs_context) : lock_(D().mutex) {
+    const Driver& d = D();
+    if (d.owner != ::getpid()) {
+      result = kNotInitialized;
+    } else if (d.broken != 0) {
+      result = d.broken;
+    } else if (needs_context && tls_contexts.empty()) {
+      result = kInvalidContext;
+    } else if (needs_context && d.contexts.count(tls_contexts.back()) == 0) {
+      result = kContextIsDestroyed;
+    }
+  }
+  std::unique_lock<std::mutex>& lock() { return lock_; }
+  Result result = kSuccess;
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
+#define BEGIN(...)        \
+  Call call{__VA_ARGS__}; \
+  Driver& d = D();        \
+  (void)d;                \
+  if (call.result != kSuccess) return call.result
+
+std::shared_ptr<Allocation> Containing(Pointer at, std::size_t bytes) {
+  Driver& d = D();
+  auto found = d.memory.upper_bound(at);
+  if (found == d.memory.begin()) return nullptr;
+  --found;
+  const auto& one = found->second;
+  return at - found->first <= one->size &&
+                 bytes <= one->size - (at - found->first)
+             ? one
+             : nullptr;
+}
+
+// As the driver's: what is under way ends first.
+void Drain(std::unique_lock<std::mutex>* lock) {
+  D().changed.wait(*lock, [] { return D().queue.empty(); });
+}
+
+template <class T>
+T NewHandle() {
+  return reinterpret_cast<T>(D().next_handle += 16);
+}
+
+Result Allocate(Pointer* to, std::size_t bytes, bool managed) {
+  Driver& d = D();
+  auto one = std::make_shared<Allocation>();
+  one->size = (bytes + 4095) / 4096 * 4096;
+  one->file = ::memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (one->file < 0 ||
+      ::ftruncate(one->file, static_cast<off_t>(one->size)) != 0) {
+    return kOutOfMemory;
+  }
+  const auto map = [&](int rights) {
+    void* at = ::mmap(nullptr, one->size, rights, MAP_SHARED, one->file, 0);
+    return at == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(at);
+  };
+  one->seen = map(managed ? PROT_READ | PROT_WRITE : PROT_NONE);
+  one->device = map(PROT_READ | PROT_WRITE);
+  if (one->seen == nullptr || one->device == nullptr) return kOutOfMemory;
+  one->context = tls_contexts.back();
+  one->id = d.next_id++;
+  one->managed = managed;
+  *to = reinterpret_cast<Pointer>(one->seen);
+  d.memory[*to] = std::move(one);
+  return kSuccess;
+}
+
+bool Registered(const void* at, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(at);
+  auto found = D().host.upper_bound(begin);
+  if (found == D().host.begin()) return false;
+  --found;
+  return begin + bytes <= found->first + found->second;
+}
+
+Result Begin(Pointer device, void* host, std::size_t bytes, bool to_host) {
+  Driver& d = D();
+  if (d.fail_after == 0) {
+    d.fail_after = -1;
+    return d.fail_result;
+  }
+  if (d.fail_after > 0) --d.fail_after;
+  const auto memory = Containing(device, bytes);
+  if (memory == nullptr) return kInvalidValue;
+  const auto offset = device - reinterpret_cast<Pointer>(memory->seen);
+  if (!Registered(host, bytes)) ++d.counts.pageable;
+  d.queue.push_back({memory, memory->device + offset, host, bytes, to_host});
+  ++d.begun;
+  d.counts.most_at_once =
+      std::max<std::uint64_t>(d.counts.most_at_once, d.queue.size());
+  d.changed.notify_all();
+  return kSuccess;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+Result cuInit(unsigned) {
+  Driver& d = D();
+  const std::lock_guard hold(d.mutex);
+  // For programs that do not call fake_cuda_dmabuf.
+  if (std::getenv("FAKE_CUDA_DMABUF") != nullptr) d.dmabuf = false;
+  if (d.owner == ::getpid()) return kSuccess;
+  if (d.owner != 0) return kNotInitialized;  // a child of fork
+  d.owner = ::getpid();
+  std::thread(Work).detach();
+  return kSuccess;
+}
+Result cuDriverGetVersion(int* version) {
+  *version = 12020;
+  return kSuccess;
+}
+Result cuDeviceGetCount(int* count) {
+  BEGIN(false);
+  *count = 1;
+  return kSuccess;
+}
+Result cuDeviceGet(Device* device, int ordinal) {
+  BEGIN(false);
+  *device = ordinal;
+  return ordinal == 0 ? kSuccess : kInvalidDevice;
+}
+Result cuDeviceGetName(char* name, int length, Device) {
+  BEGIN(false);
+  std::snprintf(name, static_cast<std::size_t>(length), "Fake GPU");
+  return kSuccess;
+}
+Result cuDeviceGetPCIBusId(char* name, int length, Device) {
+  BEGIN(false);
+  std::snprintf(name, static_cast<std::size_t>(length), "0000:17:00.0");
+  return kSuccess;
+}
+Result cuDeviceTotalMem_v2(std::size_t* bytes, Device) {
+  BEGIN(false);
+  *bytes = std::size_t{16} << 30;
+  return kSuccess;
+}
+Result cuDeviceGetAttribute(int* value, int attribute, Device) {
+  BEGIN(false);
+  *value = attribute == kWritesOrdering    ? d.ordering
+           : attribute == kDmaBufSupported ? d.dmabuf
+                                           : 0;
+  return kSuccess;
+}
+
+Result cuCtxCreate_v2(Context* context, unsigned, Device) {
+  BEGIN(false);
+  *context = NewHandle<Context>();
+  d.contexts.insert(*context);
+  tls_contexts.push_back(*context);
+  return kSuccess;
+}
+Result cuCtxDestroy_v2(Context context) {
+  BEGIN(false);
+  if (d.contexts.erase(context) == 0) return kInvalidContext;
+  Drain(&call.lock());
+  std::erase_if(d.memory, [&](const auto& one) {
+    return one.second->context == context;
+  });
+  if (!tls_contexts.empty() && tls_contexts.back() == context) {
+    tls_contexts.pop_back();
+  }
+  return kSuccess;
+}
+Result cuDevicePrimaryCtxRetain(Context* context, Device) {
+  BEGIN(false);
+  if (d.primary == nullptr) {
+    d.primary = NewHandle<Context>();
+    d.contexts.insert(d.primary);
+  }
+  ++d.retained;
+  *context = d.primary;
+  return kSuccess;
+}
+Result cuDevicePrimaryCtxRelease_v2(Device) {
+  BEGIN(false);
+  --d.retained;
+  return kSuccess;
+}
+Result cuCtxPushCurrent_v2(Context context) {
+  BEGIN(false);
+  if (d.contexts.count(context) == 0) return kContextIsDestroyed;
+  tls_contexts.push_back(context);
+  return kSuccess;
+}
+Result cuCtxPopCurrent_v2(Context* context) {
+  if (tls_contexts.empty()) return kInvalidContext;
+  *context = tls_contexts.back();
+  tls_contexts.pop_back();
+  return kSuccess;
+}
+
+Result cuMemAlloc_v2(Pointer* at, std::size_t bytes) {
+  BEGIN(true);
+  return Allocate(at, bytes, false);
+}
+Result cuMemAllocManaged(Pointer* at, std::size_t bytes, unsigned) {
+  BEGIN(true);
+  return Allocate(at, bytes, true);
+}
+Result cuMemFree_v2(Pointer at) {
+  BEGIN(true);
+  Drain(&call.lock());
+  return d.memory.erase(at) != 0 ? kSuccess : kInvalidValue;
+}
+Result cuMemcpyHtoD_v2(Pointer to, const void* from, std::size_t bytes) {
+  BEGIN(true);
+  const auto memory = Containing(to, bytes);
+  if (memory == nullptr) return kInvalidValue;
+  std::memcpy(memory->device + (to - reinterpret_cast<Pointer>(memory->seen)),
+              from, bytes);
+  return kSuccess;
+}
+Result cuMemcpyDtoH_v2(void* to, Pointer from, std::size_t bytes) {
+  BEGIN(true);
+  const auto memory = Containing(from, bytes);
+  if (memory == nullptr) return kInvalidValue;
+  std::memcpy(to,
+              memory->device + (from - reinterpret_cast<Pointer>(memory->seen)),
+              bytes);
+  return kSuccess;
+}
+Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t bytes,
+                            Stream) {
+  BEGIN(true);
+  return Begin(to, const_cast<void*>(from), bytes, false);
+}
+Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, std::size_t bytes, Stream) {
+  BEGIN(true);
+  return Begin(from, to, bytes, true);
+}
+
+Result cuPointerGetAttribute(void* value, int attribute, Pointer at) {
+  BEGIN(false);
+  const auto memory = Containing(at, 1);
+  if (memory == nullptr) return kInvalidValue;
+  switch (attribute) {
+    case kPointerContext:
+      *static_cast<Context*>(value) = memory->context;
+      return kSuccess;
+    case kPointerMemoryType:
+      *static_cast<unsigned*>(value) = kMemoryOfDevice;
+      return kSuccess;
+    case kPointerBufferId:
+      *static_cast<unsigned long long*>(value) = memory->id;
+      return kSuccess;
+    case kPointerIsManaged:
+      // The driver writes one byte, or four, by its version.
+      *static_cast<char*>(value) = memory->managed;
+      return kSuccess;
+    case kPointerDeviceOrdinal:
+      *static_cast<int*>(value) = 0;
+      return kSuccess;
+    case kPointerRangeStart:
+      *static_cast<Pointer*>(value) = reinterpret_cast<Pointer>(memory->seen);
+      return kSuccess;
+    case kPointerRangeSize:
+      *static_cast<std::size_t*>(value) = memory->size;
+      return kSuccess;
+    default:
+      return kInvalidValue;
+  }
+}
+Result cuPointerSetAttribute(const void*, int, Pointer) {
+  BEGIN(false);
+  return kSuccess;
+}
+
+Result cuStreamCreate(Stream* stream, unsigned) {
+  BEGIN(true);
+  *stream = NewHandle<Stream>();
+  d.streams.insert(*stream);
+  return kSuccess;
+}
+Result cuStreamDestroy_v2(Stream stream) {
+  BEGIN(true);
+  return d.streams.erase(stream) != 0 ? kSuccess : kInvalidHandle;
+}
+Result cuEventCreate(Event* event, unsigned) {
+  BEGIN(true);
+  *event = NewHandle<Event>();
+  d.events[*event] = 0;
+  return kSuccess;
+}
+Result cuEventRecord(Event event, Stream) {
+  BEGIN(true);
+  if (d.events.count(event) == 0) return kInvalidHandle;
+  d.events[event] = d.begun;
+  return kSuccess;
+}
+Result cuEventQuery(Event event) {
+  BEGIN(false);
+  const auto found = d.events.find(event);
+  if (found == d.events.end()) return kInvalidHandle;
+  return found->second <= d.ended ? kSuccess : kNotReady;
+}
+Result cuEventDestroy_v2(Event event) {
+  BEGIN(true);
+  return d.events.erase(event) != 0 ? kSuccess : kInvalidHandle;
+}
+
+Result cuMemHostRegister_v2(void* at, std::size_t bytes, unsigned) {
+  BEGIN(true);
+  d.host[reinterpret_cast<std::uintptr_t>(at)] = bytes;
+  return kSuccess;
+}
+Result cuMemHostUnregister(void* at) {
+  BEGIN(true);
+  return d.host.erase(reinterpret_cast<std::uintptr_t>(at)) != 0
+             ? kSuccess
+             : kInvalidValue;
+}
+
+Result cuMemGetHandleForAddressRange(void* handle, Pointer at,
+                                     std::size_t bytes, int type,
+                                     unsigned long long) {
+  BEGIN(true);
+  const auto memory = Containing(at, bytes);
+  if (!d.dmabuf) return kNotSupported;
+  if (memory == nullptr || at % 4096 != 0 || bytes % 4096 != 0 ||
+      type != kDmaBufFd) {
+    return kInvalidValue;
+  }
+  // The position says where the buffer begins.
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", memory->file);
+  std::FILE* const file = std::fopen(path, "r+e");
+  if (file == nullptr) return kOutOfMemory;
+  const int fd = ::dup(::fileno(file));
+  std::fclose(file);
+  ::lseek(fd, static_cast<off_t>(at - reinterpret_cast<Pointer>(memory->seen)),
+          SEEK_SET);
+  *static_cast<int*>(handle) = fd;
+  ++d.counts.exports;
+  return kSuccess;
+}
+
+// A reset ends what is under way.
+void fake_cuda_break(int result) {
+  std::unique_lock lock(D().mutex);
+  Drain(&lock);
+  D().broken = result;
+}
+void fake_cuda_delay(unsigned us) {
+  const std::lock_guard hold(D().mutex);
+  D().delay_us = us;
+}
+void fake_cuda_fail_copy(int copies, int result) {
+  const std::lock_guard hold(D().mutex);
+  D().fail_after = copies;
+  D().fail_result = result;
+}
+void fake_cuda_dmabuf(int can) {
+  const std::lock_guard hold(D().mutex);
+  D().dmabuf = can != 0;
+}
+void fake_cuda_ordering(int ordering) {
+  const std::lock_guard hold(D().mutex);
+  D().ordering = ordering;
+}
+void fake_cuda_counts(fake_cuda::Counts* counts) {
+  const std::lock_guard hold(D().mutex);
+  *counts = D().counts;
+  counts->registered = D().host.size();
+  counts->streams = D().streams.size();
+}
+
+}  // extern "C"

@@ -1,0 +1,34 @@
+#ifndef RCSOCK_TESTS_GPU_FAKE_CUDA_H_
+#define RCSOCK_TESTS_GPU_FAKE_CUDA_H_
+
+#include <cstdint>
+
+// What libcuda.so.1 of this directory has beside the driver's calls.
+namespace fake_cuda {
+
+struct Counts {
+  std::uint64_t copies;    // asynchronous ones that have ended
+  std::uint64_t pageable;  // of these, with host memory that is not registered
+  std::uint64_t most_at_once;  // copies that were begun and had not ended
+  std::uint64_t exports;       // dma-bufs made
+  std::uint64_t registered;    // ranges of host memory, now
+  std::uint64_t streams;       // that live, now
+};
+
+}  // namespace fake_cuda
+
+extern "C" {
+// Every call says `result` from now on, as after a GPU's reset; 0 ends that.
+void fake_cuda_break(int result);
+// Each copy takes so long.
+void fake_cuda_delay(unsigned us);
+// The copy after `copies` more says `result`.
+void fake_cuda_fail_copy(int copies, int result);
+// Whether memory can be exported as a dma-buf.
+void fake_cuda_dmabuf(int can);
+// What CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING says.
+void fake_cuda_ordering(int ordering);
+void fake_cuda_counts(fake_cuda::Counts* counts);
+}
+
+#endif  // RCSOCK_TESTS_GPU_FAKE_CUDA_H_

@@ -1,0 +1,37 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_GPU_BUFFER_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_GPU_BUFFER_H_
+
+#include <cstddef>
+#include <vector>
+
+namespace rcsock::perf {
+
+// A message in a GPU's memory. Under rcsock it is sent from there, and received
+// there. Without, a copy goes to host memory first, as in a program without
+// rcsock. Each call throws Error.
+//
+// Threads: the one that has made it.
+class GpuBuffer {
+ public:
+  GpuBuffer(int ordinal, std::size_t size);
+  ~GpuBuffer();
+  GpuBuffer(const GpuBuffer&) = delete;
+  GpuBuffer& operator=(const GpuBuffer&) = delete;
+
+  // Sends the first `size` bytes, and waits until the memory may change.
+  void Send(int fd, std::size_t size);
+  // Returns how many bytes have come, at most the buffer's size; 0: the end.
+  std::size_t Receive(int fd);
+
+ private:
+  struct Driver;
+  const Driver* const driver_;
+  const std::size_t size_;
+  void* context_ = nullptr;
+  unsigned long long memory_ = 0;
+  std::vector<char> host_;
+};
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_GPU_BUFFER_H_
