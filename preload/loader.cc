@@ -1,5 +1,5 @@
 // The loader's functions. A look-up in libc's handle finds what a look-up by
-// default does. What dlopen brings is checked (lib/posix/raw_code.h).
+// default does. What dlopen brings is checked (lib/posix/lifecycle/raw_code.h).
 //
 // The loader's functions depend on their caller: RTLD_NEXT, RTLD_DEFAULT and
 // the folders that dlopen searches. So each function here begins as an entry
@@ -14,7 +14,7 @@
 
 #include "lib/base/image_symbols.h"
 #include "lib/base/internal.h"
-#include "lib/posix/raw_code.h"
+#include "lib/posix/lifecycle/raw_code.h"
 #include "lib/posix/sys/identity.h"
 
 namespace base = rcsock::base;

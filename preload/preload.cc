@@ -14,10 +14,9 @@
 #include "lib/base/cancellation.h"
 #include "lib/base/internal.h"
 #include "lib/base/real.h"
-#include "lib/posix/arguments.h"
-#include "lib/posix/clone.h"
-#include "lib/posix/hooks.h"
-#include "lib/posix/process.h"
+#include "lib/posix/hooks/arguments.h"
+#include "lib/posix/hooks/hooks.h"
+#include "lib/posix/lifecycle/clone.h"
 #include "lib/posix/sys/identity.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
@@ -226,8 +225,8 @@ RCSOCK_EXPORT const int rcsock_preloaded = 1;
 namespace {
 
 __attribute__((constructor)) void Start() {
-  rcsock::posix::InitProcess(rcsock::posix::Face::kPreload);
+  hook::Start(rcsock::posix::Face::kPreload);
 }
-__attribute__((destructor)) void End() { rcsock::posix::AtExit(); }
+__attribute__((destructor)) void End() { hook::End(); }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <cstdarg>
 
 #include "lib/base/cancellation.h"
-#include "lib/posix/hooks_raw.h"
+#include "lib/posix/hooks/hooks_raw.h"
 #include "lib/posix/sys/identity.h"
 #include "preload/library.h"
 

@@ -1,7 +1,7 @@
 // liburing's functions that make a ring, register descriptors with a ring, or
 // submit. The rest of liburing works on memory alone.
 
-#include "lib/posix/uring.h"
+#include "lib/posix/hooks/uring.h"
 
 #include <signal.h>
 #include <sys/types.h>

@@ -7,6 +7,10 @@ programs; only the two ends of pingpong are pinned, to one CPU each, in both.
 A ratio above 1 means faster under rcsock.  `share` is the part of the bytes of
 all the processes under rcsock that did not go over TCP.
 
+p99 is that of the load tool, where it tells one, and CPU the time of all
+processes together: for a request, a round trip, or with iperf3 a MiB.  Both are
+microseconds, plain > rcsock.
+
 The exit status is not 0 if a program failed, or if a share is below 0.99.
 """
 
@@ -56,6 +60,22 @@ PAGE = ("<!DOCTYPE html>\n<html>\n<head><title>Welcome</title></head>\n<body>\n"
         + "</body>\n</html>\n")
 
 
+class Figure:
+    """What one run says of one row."""
+
+    def __init__(self, value, work, p99=None):
+        self.value = value  # in the unit of the case
+        self.work = work    # how many requests the session's CPU time was for
+        self.p99 = p99      # us; None: the load tool tells none
+
+
+def p99_of_wrk(text):
+    found = re.search(r"99%\s+([\d.]+)(us|ms|s)\b", text)
+    if not found:
+        raise Failure(f"wrk printed:\n{text}")
+    return float(found[1]) * {"us": 1, "ms": 1e3, "s": 1e6}[found[2]]
+
+
 class Case:
     """Programs to run, and the rows of the table that one run of them fills."""
 
@@ -63,7 +83,7 @@ class Case:
         self.rows = rows      # names, in the order of what `run` returns
         self.unit = unit
         self.better = better  # "higher" or "lower"
-        self.run = run        # (session, seconds) -> figures
+        self.run = run        # (session, seconds) -> [Figure]
 
 
 def limit(seconds):
@@ -80,17 +100,21 @@ def redis(clients):
             "redis-benchmark", "-h", "127.0.0.1", "-p", port, "-t", "set,get",
             "-c", clients, "-P", 1, "-n", requests, "--csv",
             timeout=limit(seconds))
-        figures = {row[0]: float(row[1]) for row in csv.reader(
-            text.splitlines()) if row and row[0] in ("SET", "GET")}
-        if len(figures) != 2:
-            raise Failure(f"redis-benchmark printed:\n{text}")
+        rows = {row["test"]: row for row in csv.DictReader(text.splitlines())}
+        try:
+            figures = [Figure(float(rows[test]["rps"]), 2 * requests,
+                              1e3 * float(rows[test]["p99_latency_ms"]))
+                       for test in ("GET", "SET")]
+        except (KeyError, ValueError):
+            raise Failure(f"redis-benchmark printed:\n{text}") from None
         session.stop(server)
-        return figures["GET"], figures["SET"]
+        return figures
 
     def run(session, seconds):
         requests = measure.count_for(
             session, f"redis {clients}", seconds, 5000,
-            lambda other, n: min(benchmark(other, n, seconds)))
+            lambda other, n: min(
+                figure.value for figure in benchmark(other, n, seconds)))
         return benchmark(session, requests, seconds)
 
     return run
@@ -106,11 +130,11 @@ def memcached(session, seconds):
     text = session.output_of(
         "memcaslap", "-s", f"127.0.0.1:{port}", "-T", 1, "-c", 16, "-t",
         f"{max(1, round(seconds))}s", timeout=limit(seconds))
-    found = re.search(r"TPS: (\d+)", text)
+    found = re.search(r"Ops: (\d+) TPS: (\d+)", text)
     if not found or re.search(r"get_misses: [1-9]", text):
         raise Failure(f"memcaslap printed:\n{text}")
     session.stop(server)
-    return (float(found[1]),)
+    return [Figure(float(found[2]), int(found[1]))]
 
 
 def nginx(connections):
@@ -127,14 +151,15 @@ def nginx(connections):
         server = session.serve(port, "/usr/sbin/nginx", "-e",
                                session.directory / "error.log", "-c", config)
         text = session.output_of(
-            "wrk", "-t", 1, "-c", connections, "-d",
+            "wrk", "--latency", "-t", 1, "-c", connections, "-d",
             f"{max(1, round(seconds))}s", f"http://127.0.0.1:{port}/",
             timeout=limit(seconds))
-        found = re.search(r"Requests/sec:\s+([\d.]+)", text)
-        if not found or "Non-2xx" in text or "Socket errors" in text:
+        rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
+        done = re.search(r"(\d+) requests in", text)
+        if not rate or not done or "Non-2xx" in text or "Socket errors" in text:
             raise Failure(f"wrk printed:\n{text}")
         session.stop(server, signal.SIGQUIT)
-        return (float(found[1]),)
+        return [Figure(float(rate[1]), int(done[1]), p99_of_wrk(text))]
 
     return run
 
@@ -149,11 +174,12 @@ def iperf3(*options):
             "iperf3", "-c", "127.0.0.1", "-p", port, "-t",
             round(seconds) + 2, "-J", *options, timeout=limit(seconds))
         try:
-            bits = json.loads(text)["end"]["sum_received"]["bits_per_second"]
+            received = json.loads(text)["end"]["sum_received"]
+            bits, size = received["bits_per_second"], received["bytes"]
         except (ValueError, KeyError):
             raise Failure(f"iperf3 printed:\n{text[-800:]}") from None
         session.stop(server, None)
-        return (bits / 1e9,)
+        return [Figure(bits / 1e9, size / (1 << 20))]
 
     return run
 
@@ -175,7 +201,8 @@ def pingpong(mode):
         iterations = measure.count_for(
             session, f"pingpong {mode}", seconds, 4000,
             lambda other, n: 1e9 / round_trip(other, n, seconds))
-        return (round_trip(session, iterations, seconds) / 1000,)
+        return [Figure(round_trip(session, iterations, seconds) / 1000,
+                       iterations)]
 
     return run
 
@@ -194,6 +221,16 @@ CASES = [
 ]
 
 
+def medians(runs, row):
+    """(value, p99, CPU time) of a row, each the median of its own."""
+    figures = [(run[row], cpu) for run, cpu in runs]
+    # A load tool that rounds to milliseconds says 0.
+    p99 = [figure.p99 for figure, _ in figures if figure.p99]
+    return (measure.median([figure.value for figure, _ in figures]),
+            measure.median(p99) if p99 else None,
+            measure.median([1e6 * cpu / figure.work for figure, cpu in figures]))
+
+
 def measure_case(case, output, repetitions, seconds, label):
     """One row per name, as in the JSON file; raises Failure."""
     figures = {False: [], True: []}
@@ -205,19 +242,30 @@ def measure_case(case, output, repetitions, seconds, label):
                              f"{repetitions}, "
                              f"{'rcsock' if under_rcsock else 'plain'}")
             with measure.Session(output, under_rcsock) as session:
-                figures[under_rcsock].append(case.run(session, seconds))
+                figures[under_rcsock].append(
+                    (case.run(session, seconds), session.cpu))
                 if under_rcsock:
                     lanes.add(session.lane_bytes())
     rows = []
     for i, name in enumerate(case.rows):
-        plain = measure.median([f[i] for f in figures[False]])
-        rcsock = measure.median([f[i] for f in figures[True]])
+        plain, plain_p99, plain_cpu = medians(figures[False], i)
+        rcsock, rcsock_p99, rcsock_cpu = medians(figures[True], i)
         rows.append({
             "name": name, "unit": case.unit, "better": case.better,
             "plain": plain, "rcsock": rcsock,
             "ratio": measure.ratio(case.better, plain, rcsock),
+            "plain_p99_us": plain_p99, "rcsock_p99_us": rcsock_p99,
+            "plain_cpu_us": plain_cpu, "rcsock_cpu_us": rcsock_cpu,
             "lane": lanes.main, "lane_share": lanes.share})
     return rows
+
+
+def both(row, what):
+    """"plain > rcsock" of a row."""
+    if row["plain_" + what] is None or row["rcsock_" + what] is None:
+        return "-"
+    return (measure.number(row["plain_" + what]) + " > " +
+            measure.number(row["rcsock_" + what]))
 
 
 def main():
@@ -250,6 +298,8 @@ def main():
             problems.append(f"{case.rows[0]}: {failure}")
             new = [{"name": name, "unit": case.unit, "better": case.better,
                     "plain": None, "rcsock": None, "ratio": None,
+                    "plain_p99_us": None, "rcsock_p99_us": None,
+                    "plain_cpu_us": None, "rcsock_cpu_us": None,
                     "lane": "none", "lane_share": 0.0} for name in case.rows]
         rows += [row for row in new if row["name"] in wanted]
     measure.progress("")
@@ -259,11 +309,12 @@ def main():
             problems.append(f"{row['name']}: only {row['lane_share']:.1%} of "
                             "its bytes went over a lane")
     print(measure.table(
-        ["name", "unit", "plain", "rcsock", "ratio", "lane", "share"],
+        ["name", "unit", "plain", "rcsock", "ratio", "p99", "CPU", "lane",
+         "share"],
         [[r["name"], r["unit"], measure.number(r["plain"]),
           measure.number(r["rcsock"]),
           "-" if r["ratio"] is None else f"{r['ratio']:.2f}",
-          r["lane"], f"{r['lane_share']:.1%}"] for r in rows]))
+          both(r, "p99_us"), both(r, "cpu_us"), r["lane"], f"{r['lane_share']:.1%}"] for r in rows]))
     print(f"\nmedians of {repetitions} runs of about {seconds} s each; "
           f"{time.monotonic() - start:.0f} s in all")
     if options.json:

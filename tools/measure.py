@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pathlib
+import resource
 import signal
 import socket
 import statistics
@@ -45,8 +46,18 @@ def _listens(port):
     return False
 
 
+def _children_cpu():
+    """Seconds of CPU time of all children that were waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 class Session:
-    """The processes of one run of one case: plain, or under rcsock."""
+    """The processes of one run of one case: plain, or under rcsock.
+
+    `cpu` is the CPU time in seconds of those that stop() and result() have seen
+    end, with their own children.
+    """
 
     def __init__(self, output, under_rcsock):
         self.output = output
@@ -54,6 +65,7 @@ class Session:
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="rcsock-demo-"))
         self.stats = self.directory / "stats"
         self.stats.mkdir()
+        self.cpu = 0.0
         self._processes = []
         self._wrapped = 0
 
@@ -111,11 +123,13 @@ class Session:
 
     def result(self, process, timeout):
         """Waits for what start() began; returns its standard output."""
+        before = _children_cpu()
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             raise self._failure(process, f"still runs after {timeout:.0f} s") \
                 from None
+        self.cpu += _children_cpu() - before
         text = out.decode(errors="replace")
         if process.returncode != 0:
             raise self._failure(process, f"status {process.returncode}",
@@ -126,10 +140,12 @@ class Session:
         """Stops a server as its users do, so that it can write its stats."""
         if how is not None and process.poll() is None:
             process.send_signal(how)
+        before = _children_cpu()
         try:
             status = process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             raise self._failure(process, "does not stop") from None
+        self.cpu += _children_cpu() - before
         if status not in (0, -signal.SIGTERM):
             raise self._failure(process, f"status {status}")
 

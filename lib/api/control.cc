@@ -18,10 +18,10 @@
 #include "lib/include/rcsock/rcsock.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
-#include "lib/posix/hooks.h"
-#include "lib/posix/lookup.h"
-#include "lib/posix/recv_in_place.h"
-#include "lib/posix/stats.h"
+#include "lib/posix/hooks/hooks.h"
+#include "lib/posix/socket/lookup.h"
+#include "lib/posix/socket/recv_in_place.h"
+#include "lib/posix/socket/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
 
@@ -212,7 +212,8 @@ ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
   if (gone != 0) return Fail(gone);
   std::size_t done = 0;
   while (length - done >= kLeastDirect) {
-    const ssize_t n = sock->SendDirect(fd, from + done, length - done);
+    const ssize_t n =
+        sock->placement().SendDirect(fd, from + done, length - done);
     if (n < 0) break;
     done += static_cast<std::size_t>(n);
     if (n != 0) continue;
@@ -337,7 +338,8 @@ RCSOCK_EXPORT int rcs_expose(int fd, void* address, size_t length,
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   if (length == 0 || at + length < at) return Fail(EINVAL);
   rcs_exposure made{at, length, 0, 0};
-  const int error = sock->Expose(address, length, &made.lane_id, &made.key);
+  const int error =
+      sock->placement().Expose(address, length, &made.lane_id, &made.key);
   if (error != 0) return Fail(error);
   *what = made;
   return 0;
@@ -349,7 +351,7 @@ RCSOCK_EXPORT int rcs_hide(int fd, const rcs_exposure* what) {
   if (sock == nullptr) return -1;
   if (what == nullptr) return Fail(EFAULT);
   const int saved = errno;
-  sock->Hide(what->lane_id, what->key);
+  sock->placement().Hide(what->lane_id, what->key);
   errno = saved;
   return 0;
 }
@@ -368,8 +370,8 @@ RCSOCK_EXPORT int64_t rcs_place(int fd, const rcs_exposure* where,
     return Fail(EINVAL);
   }
   const int saved = errno;
-  const std::int64_t ticket =
-      sock->Place(to.lane_id, from, length, to.address + offset, to.key);
+  const std::int64_t ticket = sock->placement().Place(
+      to.lane_id, from, length, to.address + offset, to.key);
   errno = saved;
   return ticket > 0 ? ticket : Fail(static_cast<int>(-ticket));
 }
@@ -382,7 +384,7 @@ RCSOCK_EXPORT int rcs_placed(int fd, const rcs_exposure* where,
   if (where == nullptr) return Fail(EFAULT);
   if (ticket <= 0) return Fail(EINVAL);
   const int saved = errno;
-  const int result = sock->Placed(where->lane_id, ticket);
+  const int result = sock->placement().Placed(where->lane_id, ticket);
   errno = saved;
   return result >= 0 ? result : Fail(-result);
 }

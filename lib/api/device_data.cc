@@ -6,7 +6,7 @@
 #include <array>
 #include <cerrno>
 
-#include "lib/posix/hooks.h"
+#include "lib/posix/hooks/hooks.h"
 
 namespace rcsock::api {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "lib/gpu/memory.h"
-#include "lib/posix/sock.h"
+#include "lib/posix/socket/sock.h"
 
 namespace rcsock::api {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "lib/include/rcsock/rcsock.h"
-#include "lib/posix/lookup.h"
+#include "lib/posix/iomux/lookup_set.h"
 #include "lib/posix/sys/identity.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))

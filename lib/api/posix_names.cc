@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "lib/include/rcsock/rcsock.h"
-#include "lib/posix/arguments.h"
+#include "lib/posix/hooks/arguments.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -6,9 +6,8 @@
 #include <unistd.h>
 
 #include "lib/base/real.h"
-#include "lib/posix/arguments.h"
-#include "lib/posix/hooks.h"
-#include "lib/posix/process.h"
+#include "lib/posix/hooks/arguments.h"
+#include "lib/posix/hooks/hooks.h"
 #include "lib/posix/sys/identity.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
@@ -126,9 +125,9 @@ namespace {
 // be lost.
 __attribute__((constructor)) void Start() {
   const bool preloaded = ::dlsym(RTLD_DEFAULT, "rcsock_preloaded") != nullptr;
-  rcsock::posix::InitProcess(preloaded ? Face::kBehind : Face::kLibrary);
+  hook::Start(preloaded ? Face::kBehind : Face::kLibrary);
 }
 
-__attribute__((destructor)) void End() { rcsock::posix::AtExit(); }
+__attribute__((destructor)) void End() { hook::End(); }
 
 }  // namespace

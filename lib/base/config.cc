@@ -86,17 +86,13 @@ void ReadKey(const char* path) {
 }
 
 [[gnu::cold]] void ReadLanes(const char* text) {
-  if (std::strcmp(text, "tcp") == 0) {
-    StayOnTcp();
-  } else if (std::strcmp(text, "shm") == 0) {
-    config.rdma = false;
-  } else if (std::strcmp(text, "rdma") == 0) {
-    config.shm = false;
-  } else if (std::strcmp(text, "auto") != 0 && *text != '\0') {
-    Log("RCSOCK_LANES=%s is none of auto, shm, rdma, tcp: staying on TCP",
+  if (!ParseLanes(text, &config.shm, &config.rdma)) {
+    Log("RCSOCK_LANES=%s is none of auto, tcp, shm, rdma, and shm,rdma: "
+        "staying on TCP",
         text);
     StayOnTcp();
   }
+  config.enabled = config.shm || config.rdma;
 }
 
 [[gnu::cold]] void ReadStats(const char* path) {
@@ -104,6 +100,14 @@ void ReadKey(const char* path) {
     std::strcpy(config.stats, path);
   } else {
     Log("RCSOCK_STATS is too long: ignored");
+  }
+}
+
+[[gnu::cold]] void ReadMeetDir(const char* path) {
+  if (*path == '/' && std::strlen(path) < sizeof config.meet_dir) {
+    std::strcpy(config.meet_dir, path);
+  } else {
+    Log("RCSOCK_MEET_DIR=%s is no absolute path: ignored", path);
   }
 }
 
@@ -301,6 +305,7 @@ const Config& GetConfig() { return config; }
   ReadPort();
   if (Given("RCSOCK_KEY_FILE")) ReadKey(Env("RCSOCK_KEY_FILE"));
   if (Given("RCSOCK_PEERS")) ReadPeers(Env("RCSOCK_PEERS"));
+  if (Given("RCSOCK_MEET_DIR")) ReadMeetDir(Env("RCSOCK_MEET_DIR"));
   TakeProfile(Profile::kBalanced);
   if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
   ReadFabric();

@@ -20,10 +20,10 @@ constexpr const char* kVariables[] = {
     "RCSOCK_IO_URING",      "RCSOCK_KEY_FILE",       "RCSOCK_LANES",
     "RCSOCK_LOG",           "RCSOCK_LOG_FILE",       "RCSOCK_MAX_PINNED",
     "RCSOCK_MAX_QPS",       "RCSOCK_MAX_RING",       "RCSOCK_MAX_SHARED",
-    "RCSOCK_PEERS",         "RCSOCK_PROFILE",        "RCSOCK_PROMOTE_OPS",
-    "RCSOCK_PROMOTE_BYTES", "RCSOCK_RDMA_PORT",      "RCSOCK_RECV_IN_PLACE",
-    "RCSOCK_RULES",         "RCSOCK_SPIN_US",        "RCSOCK_STATS",
-    "RCSOCK_TRAFFIC_CLASS",
+    "RCSOCK_MEET_DIR",      "RCSOCK_PEERS",          "RCSOCK_PROFILE",
+    "RCSOCK_PROMOTE_OPS",   "RCSOCK_PROMOTE_BYTES",  "RCSOCK_RDMA_PORT",
+    "RCSOCK_RECV_IN_PLACE", "RCSOCK_RULES",          "RCSOCK_SPIN_US",
+    "RCSOCK_STATS",         "RCSOCK_TRAFFIC_CLASS",
 };
 
 // Where a waiting receive lets the peer's device write to its memory.
@@ -36,8 +36,8 @@ enum class InPlace : std::uint8_t {
 // What the environment asks for. Read once, before the first interposed call.
 struct Config {
   bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off
-  bool shm = true;      // RCSOCK_LANES=auto|shm
-  bool rdma = true;     // RCSOCK_LANES=auto|rdma
+  bool shm = true;      // RCSOCK_LANES=auto, or a list with shm
+  bool rdma = true;     // RCSOCK_LANES=auto, or a list with rdma
   // RCSOCK_RDMA_PORT: the one RDMA port of a host where a port of the
   // application must not be bound (iWARP), or cannot be bound (below 1024).
   std::uint16_t rdma_port = 18591;
@@ -68,6 +68,9 @@ struct Config {
   static constexpr int kMostPeers = 16;
   std::uint32_t peers[kMostPeers] = {};
   int peer_count = 0;
+  // RCSOCK_MEET_DIR: the directory in which this process meets processes of
+  // other network namespaces; empty: it meets none.
+  char meet_dir[kLongestPath + 1] = {};
   // RCSOCK_STATS=FILE, where %p is the pid; empty: no file.
   char stats[kLongestPath + 1] = {};
   // RCSOCK_SPIN_US: the longest spin before a sleep.

@@ -1,6 +1,11 @@
 #include "lib/base/direct.h"
 
-#include <dlfcn.h>
+#include <gnu/libc-version.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "lib/base/resolve.h"
 
@@ -11,17 +16,44 @@ long Failed(long result) {
   return -1;
 }
 
+namespace {
+
+// Where libc lies. dladdr() would search all its symbols, and dlopen()
+// allocate: nearly every process gets here at its start.
+struct Range {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+};
+int FindLibc(dl_phdr_info* info, std::size_t, void* found) {
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(&::gnu_get_libc_version);
+  Range all{UINTPTR_MAX, 0};
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& part = info->dlpi_phdr[i];
+    if (part.p_type != PT_LOAD) continue;
+    const std::uintptr_t begin = info->dlpi_addr + part.p_vaddr;
+    all.begin = std::min(all.begin, begin);
+    all.end = std::max(all.end, begin + part.p_memsz);
+  }
+  if (address < all.begin || address >= all.end) return 0;
+  *static_cast<Range*>(found) = all;
+  return 1;
+}
+
+}  // namespace
+
 [[gnu::cold]] bool AllOfLibc() {
-  void* libc = ::dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
-  if (libc == nullptr) return false;
+  Range libc;
   const real::SignalsBlocked blocked;
-  const auto of_libc = [libc](auto** slot, const char* name) {
+  if (::dl_iterate_phdr(&FindLibc, &libc) == 0) return false;
+  const auto of_libc = [&libc](auto** slot, const char* name) {
     void* next =
         reinterpret_cast<void*>(__atomic_load_n(slot, __ATOMIC_ACQUIRE));
     if (next == nullptr) {
       next = real::ResolveBlocked(reinterpret_cast<void**>(slot), name);
     }
-    return next == ::dlsym(libc, name);
+    const auto address = reinterpret_cast<std::uintptr_t>(next);
+    return address >= libc.begin && address < libc.end;
   };
   return of_libc(&real::table::read, "read") &&
          of_libc(&real::table::write, "write") &&

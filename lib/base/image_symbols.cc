@@ -159,6 +159,12 @@ std::uint32_t ImageSymbols::End() const {
 }
 
 const link_map* ImageAt(const void* address) {
+  // dladdr1() searches all the image's symbols. glibc has the other call from
+  // 2.35 on; before, lib/base/old_glibc answers that it finds nothing.
+  dl_find_object object;
+  if (::_dl_find_object(const_cast<void*>(address), &object) == 0) {
+    return object.dlfo_link_map;
+  }
   Dl_info info;
   void* image = nullptr;
   if (::dladdr1(address, &info, &image, RTLD_DL_LINKMAP) == 0) return nullptr;

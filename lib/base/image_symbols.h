@@ -9,9 +9,9 @@ namespace rcsock::base {
 
 // The interposed dlsym() uses these functions. A sanitizer or a malloc library
 // calls dlsym() before its own functions work, and may define libc's names. So
-// no function here waits, or calls a function of libc but dladdr1(), which no
-// library replaces. AnyInheritedPath(), for dlopen(), does both. Sanitizers do
-// not instrument this file.
+// no function here waits, or calls a function of libc but _dl_find_object() and
+// dladdr1(), which no library replaces. AnyInheritedPath(), for dlopen(), does
+// both. Sanitizers do not instrument this file.
 
 // What a loaded program or library defines, read from its own tables. It takes
 // no lock and no memory of the loader's, and leaves no trace in dlerror().

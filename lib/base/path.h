@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_BASE_PATH_H_
 #define RCSOCK_LIB_BASE_PATH_H_
 
+#include <sys/utsname.h>
+
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -12,16 +14,25 @@ namespace rcsock::base {
 constexpr std::size_t kLongestPath = 255;
 constexpr std::size_t kExpandedPath = 512;
 
-// Writes `pattern` with the pid in place of each %p, cut where it gets too
-// long.
+// Writes `pattern` with the pid in place of each %p and the name of this host,
+// or container, in place of each %h.  Cut where it gets too long.  The first
+// process of each container has the pid 1.
 inline void ExpandPid(const char* pattern, long pid,
                       char (&path)[kExpandedPath]) {
   std::size_t length = 0;
-  for (const char* at = pattern; *at != '\0' && length < sizeof path - 24;
+  for (const char* at = pattern; *at != '\0' && length < sizeof path - 72;
        ++at) {
     if (at[0] == '%' && at[1] == 'p') {
       length += static_cast<std::size_t>(
           std::snprintf(path + length, sizeof path - length, "%ld", pid));
+      ++at;
+    } else if (at[0] == '%' && at[1] == 'h') {
+      utsname host;
+      ::uname(&host);
+      for (const char* c = host.nodename; *c != '\0' && c < host.nodename + 64;
+           ++c) {
+        path[length++] = *c == '/' ? '_' : *c;
+      }
       ++at;
     } else {
       path[length++] = *at;

@@ -89,21 +89,19 @@ bool Ports(Piece piece, Rule* rule) {
   return true;
 }
 
-bool Lanes(Piece piece, Rule* rule) {
-  rule->sets_lanes = true;
+// Reads a list of shm and rdma, or tcp alone.
+bool Lanes(Piece piece, char separator, bool* shm, bool* rdma) {
+  *shm = *rdma = false;
   if (piece.Is("tcp")) return true;
-  if (piece.empty()) return false;
-  while (!piece.empty()) {
-    const Piece one = piece.Cut('+');
-    if (one.Is("shm")) {
-      rule->shm = true;
-    } else if (one.Is("rdma")) {
-      rule->rdma = true;
-    } else {
-      return false;
-    }
+  bool good = !piece.empty() && piece.end[-1] != separator;
+  while (good && !piece.empty()) {
+    const Piece one = piece.Cut(separator);
+    *shm = *shm || one.Is("shm");
+    *rdma = *rdma || one.Is("rdma");
+    good = one.Is("shm") || one.Is("rdma");
   }
-  return true;
+  if (!good) *shm = *rdma = false;
+  return good;
 }
 
 bool Promote(Piece piece, Rule* rule) {
@@ -237,7 +235,10 @@ class RuleReader {
 
   // What lanes the streams have, and of what kind.
   bool TakeLane(Piece key, Piece value) {
-    if (key.Is("lanes")) return Lanes(value, &rule_);
+    if (key.Is("lanes")) {
+      rule_.sets_lanes = true;
+      return Lanes(value, '+', &rule_.shm, &rule_.rdma);
+    }
     if (key.Is("promote")) return Promote(value, &rule_);
     if (key.Is("devices")) {
       devices_ = value;
@@ -343,6 +344,15 @@ bool Fits(const Rule& rule, const std::uint8_t* peer, std::uint16_t port,
 
 bool IsDevice(const char* entry) {
   return IsDevice(Piece{entry, entry + std::strlen(entry)});
+}
+
+bool ParseLanes(const char* text, bool* shm, bool* rdma) {
+  const Piece piece{text, text + std::strlen(text)};
+  if (!piece.empty() && !piece.Is("auto")) {
+    return Lanes(piece, ',', shm, rdma);
+  }
+  *shm = *rdma = true;
+  return true;
 }
 
 bool ParseProfile(const char* word, Profile* profile) {

@@ -34,6 +34,10 @@ enum class Profile : std::uint8_t {
   kLatency,    // RCSOCK_SPIN_US in each wait
   kEfficient,  // none
 };
+// Reads the lanes of RCSOCK_LANES: auto, tcp, or shm and rdma with commas
+// between. Returns false if `text` is none of these; both lanes are unset then.
+bool ParseLanes(const char* text, bool* shm, bool* rdma);
+
 // Returns false if `word` is none.
 bool ParseProfile(const char* word, Profile* profile);
 

@@ -11,7 +11,7 @@ namespace rcsock::base {
   X(kNone, "none", "on a lane")                                               \
   X(kShortLived, "short_lived", "ended before a lane was worth it, or there") \
   X(kPolicy, "policy", "lanes are switched off for it")                       \
-  X(kNoDevice, "no_device", "the peer is on another host; no RDMA device")    \
+  X(kNoDevice, "no_device", "not in this network namespace; no RDMA device")  \
   X(kNoRdmaLibrary, "no_rdma_library", "librdmacm or libibverbs is missing")  \
   X(kNoRoute, "no_route", "no RDMA device leads to the peer")                 \
   X(kRdmaRejected, "rdma_rejected", "the peer's host rejected the lane")      \
@@ -58,7 +58,12 @@ namespace rcsock::base {
   X(kRawCalls, "raw_calls",                                                   \
     "the program makes system calls by machine code of its own")              \
   X(kPeerShared, "peer_shared",                                               \
-    "the peer shares its end with a forked or started process")
+    "the peer shares its end with a forked or started process")               \
+  X(kMeetDir, "meet_dir", "the meeting directory cannot be used")             \
+  X(kOtherNamespace, "other_namespace",                                       \
+    "the peer may be in another network namespace of this host")              \
+  X(kTranslated, "translated_address",                                        \
+    "the peer has the gateway's address: translation may hide it")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

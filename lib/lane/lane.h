@@ -135,6 +135,9 @@ class Lane {
   // Publishes the credit now, however little it is. For bytes that are here and
   // unread, publishes it as soon as they have been read.
   virtual void Credit() = 0;
+  // As Credit, for a peer that has asked: what it is told comes with a
+  // completion, and wakes its threads that wait for credit.
+  virtual void AssureCredit() { Credit(); }
 
   // --- Notification ----------------------------------------------------------
   // Replaces the poller bits (kNotifyRxPoller, kNotifyRxBits, kNotifyTxPoller)

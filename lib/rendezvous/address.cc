@@ -136,6 +136,13 @@ Tuple MakeTuple(stream::Role role, const Address& local,
   return tuple;
 }
 
+Tuple ClientHalf(const Tuple& tuple) {
+  Tuple half{};
+  std::memcpy(half.c_addr, tuple.c_addr, sizeof half.c_addr);
+  half.c_port = tuple.c_port;
+  return half;
+}
+
 std::size_t TupleHash::operator()(const Tuple& tuple) const {
   // FNV-1a over all 36 bytes.  A peer that chooses the addresses and ports of
   // many connections can make collisions.  The tables that use the hash are

@@ -32,6 +32,10 @@ Tuple MakeTuple(stream::Role role, const Address& local,
                 std::uint16_t local_port, const Address& peer,
                 std::uint16_t peer_port);
 
+// Returns the tuple with the accepting half zero.  Address translation of the
+// destination (DNAT) leaves both ends the connecting half.
+Tuple ClientHalf(const Tuple& tuple);
+
 struct TupleHash {
   std::size_t operator()(const Tuple& tuple) const;
 };

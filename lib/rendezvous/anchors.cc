@@ -55,6 +55,11 @@ void Anchors::CloseInherited() {
   latch_.unlock();
 }
 
+bool Anchors::Any() {
+  base::LatchGuard lock(latch_);
+  return !entries_.empty();
+}
+
 bool Anchors::Add(int fd, const Entry& entry) {
   int r =
       Control(set_.get(), EPOLL_CTL_ADD, fd, entry.events, entry.generation);

@@ -26,6 +26,8 @@ class Anchors {
   // outlive the parent's end here, and the peer would not hear of it.
   void CloseInherited();
   int fd() const { return set_.get(); }
+  // False may be out of date at once.
+  bool Any();
 
   bool Watch(int fd, std::shared_ptr<AnchorWatcher> watcher,
              std::uint32_t events);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/base/foreign_fd.h"
+#include "lib/base/identity.h"
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/timer.h"
 #include "lib/rendezvous/wire.h"
@@ -60,8 +61,13 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // The peer has not read everything for a while.
   bool backed_up() const { return !queue_.empty(); }
   int fd() const { return fd_.get(); }
-  // Returns the uid of the peer's process, as the kernel reports it.
-  uid_t peer_uid() const { return peer_uid_; }
+  // Returns the uid of the peer's process, as the kernel reports it.  Returns
+  // kNoUid for a peer that was met in the meeting directory: each container
+  // gives its users numbers of its own.
+  uid_t peer_uid() const { return far_ ? base::kNoUid : peer_uid_; }
+  // The two ends have met in the meeting directory.
+  void SetFar() { far_ = true; }
+  bool far() const { return far_; }
   // Returns the number of a thread of the peer's process, as the peer reports
   // it.
   std::uint32_t peer_thread() const { return peer_thread_; }
@@ -89,6 +95,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Core* core_;
   base::PeerSocket fd_;
   const uid_t peer_uid_;
+  bool far_ = false;
   std::uint8_t name_[sizeof(sockaddr_un::sun_path) + sizeof(std::uint64_t)];
   std::size_t name_length_ = 0;
   std::uint32_t peer_thread_ = 0;

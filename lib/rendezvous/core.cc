@@ -78,7 +78,7 @@ void Core::Run() {
       running = true;
       state.store(kRunning, std::memory_order_release);
       base::FutexWake(&state, 1 << 30, false);
-      io.run();
+      while (io.run_one() != 0) ServeStreams();
     }
   } catch (const boost::system::system_error& error) {
     why = ErrnoReason(error.code().value());
@@ -295,19 +295,31 @@ bool Core::DrainBell() {
   return false;
 }
 
+// From its adoption until it has its lane, a stream is heard of by the
+// conductor alone. So what is due for others must not keep it waiting.
+void Core::ServeStreams() {
+  if (!anchors.Any()) return;
+  Step hold(this);
+  DrainBell();
+  if (DispatchAnchors()) WaitAnchors();
+}
+
+bool Core::DispatchAnchors() {
+  if (!anchors.Dispatch()) return false;
+  anchor_set_->release();  // ends the wait
+  anchors.Rebuild();
+  error_code failed;
+  anchor_set_->assign(anchors.fd(), failed);
+  if (failed) throw boost::system::system_error(failed);
+  return true;
+}
+
 void Core::WaitAnchors() {
   anchor_set_->async_wait(stream_descriptor::wait_read,
                           [this](const error_code& error) {
                             if (error) return;
                             Step hold(this);
-                            if (anchors.Dispatch()) {
-                              anchor_set_->release();
-                              anchors.Rebuild();
-                              error_code failed;
-                              anchor_set_->assign(anchors.fd(), failed);
-                              if (failed)
-                                throw boost::system::system_error(failed);
-                            }
+                            DispatchAnchors();
                             WaitAnchors();
                           });
 }

@@ -97,8 +97,12 @@ class Core {
   // Services where a connector found its peer.  A peer that is missing there is
   // late, not plain.
   Recent met{10'000'000'000};
+  // Services whose peers were not in the meeting directory.
+  Recent nobody_far{1'000'000'000};
   // Services where an RDMA handshake got no answer.
   Silent silent{5'000'000'000, 5'000'000'000};
+  // Own addresses whose device is known to be hardware, at port 0.
+  Recent hardware{10'000'000'000};
   Neighbours neighbours;
 
   // --- Called by Conductor (any)
@@ -171,6 +175,9 @@ class Core {
   // completions.
   bool DrainBell();
   void WaitAnchors();
+  void ServeStreams();
+  // Returns true if it has ended a wait for them.
+  bool DispatchAnchors();
   void NoteAsioFds();
   // Ends links in vain.  A process of our own uid, or of a named user, may
   // begin links and never prove that it has a connection.  Each new link ends

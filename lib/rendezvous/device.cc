@@ -34,6 +34,13 @@ bool ConnectBlocks(ibv_context* context) {
          attr.vendor_id == verbs::kVendorErdma;
 }
 
+bool IsSoftware(ibv_context* context) {
+  ibv_device_attr attr;
+  return verbs::Query(context, &attr, nullptr) &&
+         (attr.vendor_id == verbs::kVendorRxe ||
+          attr.vendor_id == verbs::kVendorSiw);
+}
+
 bool IsRxe(ibv_context* context) {
   ibv_device_attr attr;
   return !verbs::Query(context, &attr, nullptr) ||

@@ -72,6 +72,9 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
 // Whether rdma_connect on this device returns only once the peer has answered.
 bool ConnectBlocks(ibv_context* context);
 
+// True for the kernel's devices without hardware, rxe and siw.
+bool IsSoftware(ibv_context* context);
+
 // True for Soft-RoCE, and for a device that does not say what it is.
 bool IsRxe(ibv_context* context);
 

@@ -12,6 +12,7 @@
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/session.h"
+#include "lib/rendezvous/witness.h"
 
 namespace rcsock::rendezvous {
 namespace {
@@ -30,6 +31,14 @@ constexpr std::size_t kMostHeld = 256;
 // Side 0 offers no more while so many are unanswered: a peer that does not come
 // to answer must not be flooded.
 constexpr int kMostUnanswered = 32;
+// An adopted stream without a lane waits for the conductors' work on all others
+// that are as far. So few are under way at once, and the others go on over TCP.
+// Of many that wait, each kPerOpening let one more begin.
+constexpr std::size_t kMostOpenings = 4;
+constexpr std::size_t kPerOpening = 32;
+// A stream whose peer leaves no gap to adopt it keeps the others waiting for no
+// longer.
+constexpr std::chrono::milliseconds kOpeningTime{2};
 // A number that has been free for so long will hardly be used again at once.
 // Its memory is given back.
 constexpr std::chrono::seconds kTrimAfter{2};
@@ -67,7 +76,9 @@ PeerLink::PeerLink(Core* core, const Uuid& uuid,
       channel_(std::move(channel)),
       link_(std::move(link)),
       trim_timer_(core),
-      process_(channel_->fd(), channel_->peer_thread()),
+      open_timer_(core),
+      // A process of another container gives a token, and a witness.
+      process_(channel_->far() ? -1 : channel_->fd(), channel_->peer_thread()),
       timer_(core) {}
 
 std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
@@ -175,12 +186,32 @@ void PeerLink::AnnounceBell(int k) {
 }
 
 void PeerLink::Open(const std::shared_ptr<Session>& session) {
-  if (!up_) {
-    pending_.push_back(session);
-    return;
+  pending_.push_back(session);
+  if (up_) OpenNext();
+}
+
+void PeerLink::OpenNext() {
+  const auto now = std::chrono::steady_clock::now();
+  while (!openings_.empty() && openings_.front().until <= now) {
+    openings_.pop_front();
   }
-  const base::Reason why = OpenNow(session, false);
-  if (why != base::Reason::kNone) session->Fail(why, false);
+  while (!dead_ && !pending_.empty() &&
+         openings_.size() < kMostOpenings + pending_.size() / kPerOpening) {
+    const std::shared_ptr<Session> session = std::move(pending_.front());
+    pending_.pop_front();
+    const base::Reason why = OpenNow(session, false);
+    if (why != base::Reason::kNone) session->Fail(why, false);
+  }
+  if (dead_ || pending_.empty()) return;
+  open_timer_.Start(openings_.front().until - now, weak_from_this(),
+                    &PeerLink::OpenNext);
+}
+
+// The next begins later: the caller is in the middle of something.
+void PeerLink::EndOpening(int index) {
+  const auto ended = [index](const Opening& one) { return one.index == index; };
+  if (std::erase_if(openings_, ended) == 0 || dead_ || pending_.empty()) return;
+  open_timer_.Start({}, weak_from_this(), &PeerLink::OpenNext);
 }
 
 bool PeerLink::Offer(const std::shared_ptr<Session>& session) {
@@ -228,6 +259,8 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
   if (offer) {
     session->Offered(shared_from_this(), index, epoch);
   } else {
+    openings_.push_back(
+        {index, std::chrono::steady_clock::now() + kOpeningTime});
     session->OpenSent(shared_from_this(), index, epoch);
   }
   SendClaim(*session, message);
@@ -237,27 +270,39 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
 template <typename Message>
 void PeerLink::SendClaim(const Session& session, const Message& message) {
   base::UniqueFd token;
+  base::UniqueFd witness;
   if (gives_tokens_) {
     const BorrowedNumber number = session.fd();
     token = OpenToken(number);
+    if (far()) witness = OpenWitness(number, session.ends(), session.role());
   }
-  const int fd = token.get();
-  channel_->Send(message, &fd, token.ok() ? 1 : 0);
+  const int fds[] = {token.get(), witness.get()};
+  const int count = !token.ok() ? 0 : witness.ok() ? 2 : 1;
+  channel_->Send(message, fds, count);
 }
 
 bool PeerLink::TakeClaim(const Claim& claim, Packet& packet,
                          Claimed* claimed) const {
-  if (packet.fd_count > (process_.visible() ? 0 : 1)) return false;
-  *claimed = {claim, 0};
-  if (packet.fd_count == 1) {
+  const int most = far() ? 2 : process_.visible() ? 0 : 1;
+  if (packet.fd_count > most) return false;
+  *claimed = {claim, 0, -1};
+  if (packet.fd_count >= 1) {
     claimed->token = TokenInode(packet.fds[0].get(), channel_->fd());
   }
+  if (packet.fd_count == 2) claimed->witness = packet.fds[1].get();
   return true;
+}
+
+Proof PeerLink::ProveFar(const Session& session, const Claimed& claimed) const {
+  const bool proven = claimed.token != 0 && !name().empty() &&
+                      session.FarEnd(claimed.witness) == claimed.token;
+  return proven ? Proof::kToken : Proof::kNone;
 }
 
 Proof PeerLink::Prove(const Session& session, const Claimed& claimed,
                       bool later) const {
   if (!session.CanBePeer(claimed.claim, later)) return Proof::kNone;
+  if (far()) return ProveFar(session, claimed);
   const std::uint32_t other = session.OtherEnd();
   if (other == 0) return Proof::kNone;
   if (process_.visible()) {
@@ -283,6 +328,7 @@ void PeerLink::Delivered(int index, std::shared_ptr<Seeker> seeker) {
   slot.session.reset();
   slot.seeker = std::move(seeker);
   delivered_ = true;
+  EndOpening(index);
 }
 
 PeerLink::Slot* PeerLink::Find(std::uint32_t index, std::uint32_t epoch) {
@@ -348,6 +394,7 @@ void PeerLink::CloseOurs(int index, std::uint32_t epoch, base::Reason reason) {
   slot.ours = false;
   slot.session.reset();
   slot.seeker.reset();
+  EndOpening(index);
   auto message = NewMessage<ClosedMsg>();
   message.index = static_cast<std::uint32_t>(index);
   message.epoch = epoch;
@@ -365,6 +412,7 @@ void PeerLink::Die(base::Reason reason) {
   RCSOCK_LOG(1, "link lost: %s", base::ReasonKey(reason));
   timer_.Stop();
   trim_timer_.Stop();
+  open_timer_.Stop();
   channel_->Close();
   link_->Kill(reason);
   core_->RemoveLink(this);
@@ -430,7 +478,7 @@ bool PeerLink::HandleAck(Packet& packet) {
   timer_.Stop();
   up_ = true;
   gives_tokens_ = message.wants_tokens != 0;
-  for (auto& session : std::exchange(pending_, {})) Open(session);
+  OpenNext();
   return true;
 }
 
@@ -472,6 +520,9 @@ bool PeerLink::HandleOpen(Packet& packet) {
   std::memcpy(peers.data(), message.nonce, peers.size());
   const int number = static_cast<int>(index);
   Session* session = core_->FindSession(tuple, role);
+  // The peer has said HELLO on another socket, before it has sent this.
+  if (session != nullptr && far()) session->TakeHello();
+  session = core_->FindSession(tuple, role);
   if (session != nullptr && session->Expects(*this)) {
     const Proof proof = Prove(*session, claimed, false);
     if (proof != Proof::kNone) {
@@ -487,6 +538,7 @@ bool PeerLink::HandleOpen(Packet& packet) {
     slot.epoch = epoch;
     slot.ours = slot.theirs = true;
     held_.push_back({tuple, role, number, peers, claimed});
+    held_.back().claimed.witness = -1;  // the packet closes it
   } else {
     Reject(index, epoch);
   }
@@ -584,6 +636,7 @@ bool PeerLink::HandleReject(Packet& packet) {
   const base::Reason why = CheckedReason(message.reason);
   const int number = static_cast<int>(message.index);
   FreeIfDone(number);
+  EndOpening(number);
   if (session != nullptr) session->Rejected(this, number, why);
   return true;
 }

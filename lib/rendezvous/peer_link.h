@@ -56,6 +56,8 @@ class PeerLink : public ChannelOwner,
   // signal.  Any other peer gets no eventfd, and this process does not write to
   // the peer's.
   bool SharesBells() const { return OwnUid(); }
+  // Whether the two processes have met in the meeting directory.
+  bool far() const { return channel_->far(); }
   bool decider() const { return link_->side() == 0; }
   bool dead() const { return dead_; }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
@@ -65,8 +67,8 @@ class PeerLink : public ChannelOwner,
   // Side 1: names the session on whose channel the link came.  That session
   // fails with the link.
   void SetFounder(std::weak_ptr<Session> founder) { founder_ = founder; }
-  // Side 0: gives the session a stream number and sends OPEN, at once or when
-  // the link is up.
+  // Side 0: gives the session a stream number and sends OPEN. That is at once,
+  // or when the link is up and fewer other streams are under way.
   void Open(const std::shared_ptr<Session>& session);
   // Side 0: offers a stream number to a peer that the session has not met.  The
   // peer may take its time.  Returns false if the link is not up, or if the
@@ -120,15 +122,22 @@ class PeerLink : public ChannelOwner,
   void TrimLater();
   void TrimNow();
   base::Reason OpenNow(const std::shared_ptr<Session>& session, bool offer);
+  // Opens as many of `pending_` as may be under way.
+  void OpenNext();
+  // The stream is no longer one of `openings_`.
+  void EndOpening(int index);
   // A peer's claim, and the inode number of its token.  0: there is no token.
+  // `witness` is a descriptor of the packet's, or -1.
   struct Claimed {
     Claim claim;
     std::uint32_t token;
+    int witness;
   };
   // Takes a claim with its packet, whose only descriptor may be a token.
   // Returns false if the peer broke the protocol.
   bool TakeClaim(const Claim& claim, Packet& packet, Claimed* claimed) const;
   Proof Prove(const Session& session, const Claimed& claimed, bool later) const;
+  Proof ProveFar(const Session& session, const Claimed& claimed) const;
   // Sends OPEN or OPENED, with a token if the peer wants tokens.
   template <typename Message>
   void SendClaim(const Session& session, const Message& message);
@@ -171,7 +180,15 @@ class PeerLink : public ChannelOwner,
   Timer trim_timer_;
   // Side 0: slots without an answer.
   int unanswered_ = 0;
-  std::vector<std::shared_ptr<Session>> pending_;  // side 0: waits for LINK_ACK
+  // Side 0: sessions whose OPEN is to come.
+  std::deque<std::shared_ptr<Session>> pending_;
+  struct Opening {
+    int index;
+    std::chrono::steady_clock::time_point until;
+  };
+  // Side 0: streams that have had their OPEN lately, and no lane yet.
+  std::deque<Opening> openings_;
+  Timer open_timer_;
   std::weak_ptr<Session> founder_;
   bool delivered_ = false;
   const std::chrono::steady_clock::time_point begun_ =

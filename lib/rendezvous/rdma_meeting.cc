@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string>
 #include <utility>
 
 #include "lib/base/log.h"
@@ -48,6 +49,13 @@ constexpr milliseconds kFirstNudge{20};
 constexpr int kResolveMs = 1500;
 // The status of IB's connection manager when nobody listens.
 constexpr int kIbNoListener = 8;
+
+// Whether a list of devices names this one, and does not merely let it be.
+bool IsNamed(const char* devices, const char* name, unsigned port) {
+  // With an entry that fits no device, only what is named may be used.
+  const std::string all = std::string(devices) + "+*:0";
+  return *devices != '\0' && base::MayUseDevice(all.c_str(), name, port);
+}
 
 // Whether there are no private data. rxe gives zeros.
 bool IsEmpty(const CmEvent& event) {
@@ -100,7 +108,7 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
     state_ = State::kPausing;
     return StartTimer(kPlainLimit);
   }
-  if (*fabric_.devices != '\0') {
+  if (*fabric_.devices != '\0' || (Auto() && !core_->hardware.Has(local_, 0))) {
     // A device that is left alone gets no listener, either.
     verbs::Error error;
     const verbs::Id id = rdma_->cm()->Bind(nullptr, local_, scope_, 0, &error);
@@ -109,6 +117,7 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
       return Fail(VerbsReason(error), false);
     }
     if (!MayUse(id.get())) return Fail(base::Reason::kDeviceLeftAlone, true);
+    if (!IsSoftware(id->verbs)) core_->hardware.Note(local_, 0);
   }
   directory_ =
       rdma_->DirectoryOf(local_, scope_, session_->tuple().s_port, &why);
@@ -226,9 +235,13 @@ void RdmaMeeting::Connect(std::uint16_t port) {
   }
 }
 
+bool RdmaMeeting::Auto() const { return session_->seeker()->MayShm(); }
+
 bool RdmaMeeting::MayUse(const rdma_cm_id* id) const {
-  return base::MayUseDevice(fabric_.devices, id->verbs->device->name,
-                            id->port_num);
+  const char* const name = id->verbs->device->name;
+  if (!base::MayUseDevice(fabric_.devices, name, id->port_num)) return false;
+  return !Auto() || IsNamed(fabric_.devices, name, id->port_num) ||
+         !IsSoftware(id->verbs);
 }
 
 void RdmaMeeting::OnCm(const CmEvent& event) {

@@ -66,6 +66,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
 
   void Queue();
   void TakePlace();
+  // Whether the stream may have shared memory and RDMA, and not only RDMA.
+  bool Auto() const;
   // Whether the configuration allows the device that `id` is bound to.
   bool MayUse(const rdma_cm_id* id) const;
   void Connect(std::uint16_t port);

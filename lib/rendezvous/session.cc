@@ -15,6 +15,7 @@
 #include "lib/base/log.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/core.h"
+#include "lib/rendezvous/meet_directory.h"
 #include "lib/rendezvous/peer_link.h"
 #include "lib/rendezvous/rdma_meeting.h"
 
@@ -40,6 +41,8 @@ constexpr int kMaxTries = 5;
 // name.
 constexpr milliseconds kOfferLimit{5};
 constexpr int kBacklog = 8;
+// How often a binder looks whether its peer waits in the meeting directory.
+constexpr int kLooks = 8;
 
 stream::Role OtherRole(stream::Role role) {
   return role == stream::Role::kConnector ? stream::Role::kAcceptor
@@ -96,7 +99,8 @@ void Session::Begin() {
       local_address == peer_address_ || core_->host.Has(peer_address_);
   // If shm is switched off, a device may connect a host to itself.
   const bool by_shm = here && seeker_->MayShm();
-  if (!by_shm && !seeker_->MayRdma()) {
+  far_ = !here && seeker_->MayShm() && meet_directory::Given();
+  if (!by_shm && !far_ && !seeker_->MayRdma()) {
     return Fail(base::Reason::kPolicy, true);
   }
   // The process may have one uid again when the stream looks the next time.
@@ -107,12 +111,17 @@ void Session::Begin() {
                       core_->plain.Has(peer_address_, peer_port_);
   if (!List(local_address)) return;
   if (by_shm) {
-    if (!TryLinks()) TryName();
+    if (MayBeRedirected()) looks_ = kLooks;
+    if (!Redirected() && !TryLinks()) TryName();
     return;
   }
+  far_ ? TryFar() : BeginRdma();
+}
+
+void Session::BeginRdma() {
   rdma_ = std::make_shared<RdmaMeeting>(core_, this);
   const auto meeting = rdma_;  // it may end at once
-  meeting->Begin(local_address, ScopeOf(local), peer_address_, peer_port_);
+  meeting->Begin(own_address_, scope_, peer_address_, peer_port_);
 }
 
 base::Reason Session::ReadNames(sockaddr_storage* local,
@@ -135,8 +144,10 @@ bool Session::List(const Address& local_address) {
   // Takes what these links have brought, before a packet can find this session.
   // Otherwise an offer that the peer has taken back could be answered.
   LookAtLinks(core_, core_->neighbours.At(peer_address_, ServicePort()));
-  tuple_ =
+  own_address_ = local_address;
+  ends_ =
       MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
+  tuple_ = far_ ? ClientHalf(ends_) : ends_;
   before_ = TrafficOf(fd());
   if (!NewNonce()) {
     Fail(base::Reason::kLaneError, false);
@@ -271,6 +282,7 @@ void Session::OfferEnded(bool known, base::Reason reason) {
 }
 
 void Session::TryName() {
+  if (far_) return TryFar();
   // The program may have called seteuid since Begin.
   if (base::OwnUid() == base::kNoUid) {
     return Fail(base::Reason::kPeerUid, false);
@@ -292,7 +304,10 @@ void Session::TryName() {
   // still wait for this stream.
   const bool may_bind = core_->MayBind() && !remembered_plain_;
   if (may_bind) {
-    if (::bind(fd.get(), address, length) == 0) return Bound(std::move(fd));
+    if (::bind(fd.get(), address, length) == 0) {
+      return Bound(std::move(fd),
+                   looks_ > 0 ? kMeetLimit / kLooks : kMeetLimit);
+    }
     if (errno != EADDRINUSE) return Fail(ErrnoReason(errno), false);
   }
   // A name that the kernel chooses (Channel::name).
@@ -339,7 +354,7 @@ void Session::FromQueue() {
   TryName();
 }
 
-void Session::Bound(base::PeerSocket fd) {
+void Session::Bound(base::PeerSocket fd, milliseconds limit) {
   if (::listen(fd.get(), kBacklog) != 0) {
     return Fail(ErrnoReason(errno), false);
   }
@@ -349,7 +364,7 @@ void Session::Bound(base::PeerSocket fd) {
   listener_fd_ = std::move(fd);
   ++core_->binders;
   state_ = State::kBinder;
-  StartTimer(kMeetLimit);
+  StartTimer(limit);
   WaitAccept();
 }
 
@@ -383,7 +398,7 @@ void Session::OnAccept() {
     return Fail(ErrnoReason(errno), false);
   }
   fd.Inherit(listener_fd_);
-  if (!PeerIsTrusted(fd.get())) {
+  if (!far_ && !PeerIsTrusted(fd.get())) {
     stranger_ = true;
     return WaitAccept();
   }
@@ -396,7 +411,7 @@ void Session::OnAccept() {
 }
 
 bool Session::Connected(base::PeerSocket fd) {
-  if (PeerIsTrusted(fd.get())) return Talk(std::move(fd));
+  if (far_ || PeerIsTrusted(fd.get())) return Talk(std::move(fd));
   // A program that is another user for a moment looks again.
   Fail(base::Reason::kPeerUid, base::OwnUid() != base::kNoUid);
   return false;
@@ -405,6 +420,7 @@ bool Session::Connected(base::PeerSocket fd) {
 bool Session::Talk(base::PeerSocket fd) {
   fd.TakeFiles();
   channel_ = std::make_shared<Channel>(core_, std::move(fd), from_binder_);
+  if (far_) channel_->SetFar();
   peer_uid_ = channel_->peer_uid();
   channel_->SetOwner(weak_from_this());
   if (!channel_->Start()) {
@@ -420,7 +436,7 @@ void Session::SendHello() {
   auto hello = NewMessage<Hello>();
   std::memcpy(hello.uuid, core_->uuid.data(), sizeof hello.uuid);
   hello.thread = core_->thread_number;
-  std::memcpy(hello.tuple, &tuple_, sizeof hello.tuple);
+  std::memcpy(hello.tuple, &ends_, sizeof hello.tuple);
   hello.role = static_cast<std::uint8_t>(role_);
   channel_->Send(hello);
 }
@@ -441,11 +457,13 @@ void Session::OnHello(Packet& packet) {
   Header header;
   const bool sound = packet.ReadHeader(&header) && header.type == Type::kHello;
   if (sound && header.version != kVersion) {
-    return Fail(base::Reason::kPeerVersion, true);
+    // In the directory anybody may say this.
+    return Fail(base::Reason::kPeerVersion, !far_);
   }
   Hello hello;
-  if (!sound || !packet.Read(&hello) || packet.fd_count != 0 ||
-      std::memcmp(hello.tuple, &tuple_, sizeof hello.tuple) != 0 ||
+  const bool whole = sound && packet.Read(&hello) && packet.fd_count == 0;
+  if (whole) std::memcpy(&peers_ends_, hello.tuple, sizeof hello.tuple);
+  if (!whole || (far_ ? ClientHalf(peers_ends_) : peers_ends_) != tuple_ ||
       hello.role != 1 - static_cast<std::uint8_t>(role_)) {
     // The visitor is not the peer.  A binder's true peer may still come.
     CloseChannel();
@@ -499,7 +517,7 @@ void Session::OnLinkMessage(Packet& packet) {
 }
 
 bool Session::Expects(const PeerLink& link) const {
-  if (cancelled() || rdma_ != nullptr) return false;
+  if (cancelled() || rdma_ != nullptr || far_ != link.far()) return false;
   switch (state_) {
     case State::kStart:
     case State::kOffered:
@@ -508,7 +526,7 @@ bool Session::Expects(const PeerLink& link) const {
       return link.OwnUid();
     case State::kHello:
       // The peer has this end's HELLO.  It may answer before its own is read.
-      return link.OwnUid() || link.uid() == peer_uid_;
+      return !far_ && (link.OwnUid() || link.uid() == peer_uid_);
     case State::kWaitOpen:
       return peer_ == link.uuid() && peer_uid_ == link.uid();
     default:
@@ -656,6 +674,9 @@ void Session::OnTimer() {
       if (!from_binder_) return Fail(base::Reason::kTimeout, false);
       [[fallthrough]];
     case State::kBinder:
+      if (far_) return NobodyFar();
+      if (Redirected()) return;
+      if (looks_ > 0 && --looks_ > 0) return StartTimer(kMeetLimit / kLooks);
       if (core_->met.Has(peer_address_, ServicePort())) {
         // The peer is late, or in its process's queue.  Goes to the end of this
         // queue.
@@ -684,6 +705,8 @@ void Session::OnTimer() {
 void Session::CloseListener() {
   if (!listener_fd_.ok()) return;
   if (listener_.is_open()) listener_.release();
+  // While the name is there, this end listens: nobody else removes the name.
+  if (far_) meet_directory::Withdraw(tuple_, std::exchange(place_, -1));
   listener_fd_.reset();
   --core_->binders;
   core_->NextInQueue();
@@ -709,6 +732,7 @@ void Session::Finish() {
 void Session::Fail(base::Reason reason, bool final) {
   if (state_ == State::kDone) return;
   const auto keep = shared_from_this();
+  if (far_ && GoOnFar(reason)) return;
   const std::shared_ptr<PeerLink> link = std::move(link_);
   lane_.reset();
   Finish();

@@ -71,6 +71,11 @@ class Session : public ChannelOwner,
   bool CanBePeer(const Claim& claim, bool later) const;
   // Returns the inode number of the other end's socket, or 0 if it is unknown.
   std::uint32_t OtherEnd() const;
+  // As OtherEnd, of an end in another network namespace.  `witness` comes from
+  // the peer, and may be anything.
+  std::uint32_t FarEnd(int witness) const;
+  // Takes the peer's HELLO, if it has come.
+  void TakeHello();
   BorrowedNumber fd() const { return BorrowedNumber(seeker_.get()); }
 
   // --- For a meeting over rdma_cm
@@ -83,7 +88,10 @@ class Session : public ChannelOwner,
   RdmaMeeting* rdma() const { return rdma_.get(); }
 
   const stream::Nonce& nonce() const { return mine_; }
+  // Returns the tuple under which the two ends find each other.
   const Tuple& tuple() const { return tuple_; }
+  // Returns the connection's ends, as this end sees them.
+  const Tuple& ends() const { return ends_; }
   stream::Role role() const { return role_; }
   int listener_fd() const { return listener_fd_.get(); }
   int channel_fd() const { return channel_ ? channel_->fd() : -1; }
@@ -124,12 +132,29 @@ class Session : public ChannelOwner,
   void TakeBackOffers(int but = -1, const PeerLink* link = nullptr);
   void OfferEnded(bool known, base::Reason reason);
   void TryName();
+  // --- In the meeting directory (session_far.cc)
+  void TryFar();
+  void PublishFar();
+  void VisitFar();
+  std::chrono::milliseconds FarLimit() const;
+  // Goes to the directory if a name of this connection's is there, although the
+  // peer's address is of this namespace: its destination was redirected.
+  bool Redirected();
+  bool MayBeRedirected() const;
+  // Enters the session under the tuple that a far search, or another, has.
+  bool ListAs(bool far);
+  // Nobody has come.
+  void NobodyFar();
+  // Goes on with the next place, or over RDMA.  Returns false if the search is
+  // over.
+  bool GoOnFar(base::Reason reason);
+  void BeginRdma();
   void RetrySoon(base::Reason if_exhausted);
   void Queue();
   std::uint16_t ServicePort() const {
     return role_ == stream::Role::kConnector ? peer_port_ : local_port_;
   }
-  void Bound(base::PeerSocket fd);
+  void Bound(base::PeerSocket fd, std::chrono::milliseconds limit);
   void WaitAccept();
   void OnAccept();
   bool Connected(base::PeerSocket fd);
@@ -152,6 +177,17 @@ class Session : public ChannelOwner,
   const stream::Role role_;
   State state_ = State::kStart;
   Tuple tuple_{};
+  Tuple ends_{};
+  Tuple peers_ends_{};  // as the peer sees them; far_ only
+  Address own_address_{};
+  bool far_ = false;  // looks in the meeting directory
+  bool redirected_ = false;
+  int looks_ = 0;  // how often Redirected is yet to be asked
+  int place_ = -1;             // where this end waits, or where it has called
+  std::uint32_t refused_ = 0;  // places where the peer is not
+  base::Reason far_why_ = base::Reason::kNone;  // of the last of these
+  bool nobody_far_ = false;                     // no peer has come there
+  std::optional<std::chrono::steady_clock::time_point> far_until_;
   Address peer_address_{};
   std::uint16_t peer_port_ = 0;
   std::uint16_t local_port_ = 0;

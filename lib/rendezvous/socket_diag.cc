@@ -310,4 +310,18 @@ std::uint32_t SocketDiag::OtherEnd(int fd, const Tuple& tuple,
   return inode;
 }
 
+bool SocketDiag::OthersHave(int fd, const Tuple& tuple, stream::Role role,
+                            std::uint32_t scope) {
+  std::uint32_t inode = 0;
+  if (!Open(fd)) return true;
+  switch (Ask(tuple, role, scope, &inode)) {
+    case Answer::kFound:
+      return inode != SocketInode(fd);
+    case Answer::kNone:
+      return false;
+    default:
+      return true;
+  }
+}
+
 }  // namespace rcsock::rendezvous

@@ -25,6 +25,10 @@ class SocketDiag {
   // is `role`.  `scope` is the interface of a link-local address, else 0.
   std::uint32_t OtherEnd(int fd, const Tuple& tuple, stream::Role role,
                          std::uint32_t scope);
+  // Whether another socket of `fd`'s network namespace is the `role` end of
+  // `tuple`.  True if the kernel does not tell.
+  bool OthersHave(int fd, const Tuple& tuple, stream::Role role,
+                  std::uint32_t scope);
 
  private:
   enum class Answer { kFound, kNone, kUnavailable };

@@ -109,7 +109,7 @@ void Stream::OnProbe() {
   const std::uint64_t landed = InOff() + (closed_ ? 0 : lane_->Readable());
   // The peer asks after a silence. If this process is killed now or later, the
   // peer should know what has been read, as with TCP.
-  lane_->Credit();
+  lane_->AssureCredit();
   SendFrame(FrameKind::kLanded, landed);
 }
 

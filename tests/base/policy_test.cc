@@ -313,6 +313,35 @@ TEST_F(Policy, TheEnvironmentOverrides) {
   EXPECT_EQ(4u, GetConfig().max_qps);
 }
 
+TEST_F(Policy, LanesOfTheEnvironment) {
+  struct Case {
+    const char* text;
+    bool shm;
+    bool rdma;
+  };
+  for (const Case& one :
+       std::initializer_list<Case>{{"", true, true},
+                                   {"auto", true, true},
+                                   {"shm", true, false},
+                                   {"rdma", false, true},
+                                   {"shm,rdma", true, true},
+                                   {"rdma,shm", true, true},
+                                   {"tcp", false, false},
+                                   {"shm,", false, false},
+                                   {",shm", false, false},
+                                   {"shm,,rdma", false, false},
+                                   {"shm,tcp", false, false},
+                                   {"auto,shm", false, false},
+                                   {"shm+rdma", false, false},
+                                   {"ib", false, false}}) {
+    ::setenv("RCSOCK_LANES", one.text, 1);
+    LoadConfig();
+    EXPECT_EQ(one.shm, GetConfig().terms.shm) << one.text;
+    EXPECT_EQ(one.rdma, GetConfig().terms.rdma) << one.text;
+    EXPECT_EQ(one.shm || one.rdma, GetConfig().enabled) << one.text;
+  }
+}
+
 TEST_F(Policy, Profiles) {
   const bool one = ::sysconf(_SC_NPROCESSORS_ONLN) == 1;
   const auto load = [] {

@@ -92,14 +92,23 @@ pair "riostream, large" riostream -S 300000 -I 4 -C 1 -T b -T v
 pair "riostream, polling" riostream -S 4096 -I 20 -C 4 -T a
 rm -f "$work"/stats.*
 
-port=$(free_port)
-head -c 3000000 /dev/urandom >"$work/from"
-serve tcp rcopy -p "$port"
-(ours timeout 60 rcopy "$work/from" "$address:$work/to" -p "$port") \
-  >"$work/out.client" 2>&1 || fail "rcopy: $?"
-cmp "$work/from" "$work/to" || fail "rcopy: another file"
-kill "${servers[-1]}"
-wait "${servers[-1]}" 2>/dev/null
+# The client sends the file by one call, in whose middle it moves to the lane.
+head -c 64000000 /dev/urandom >"$work/from"
+copied=0
+for _ in 1 2 3 4 5; do
+  port=$(free_port)
+  serve tcp rcopy -p "$port"
+  (ours timeout 60 rcopy "$work/from" "$address:$work/to" -p "$port") \
+    >"$work/out.client" 2>&1 || fail "rcopy: $?"
+  cmp "$work/from" "$work/to" || fail "rcopy: another file"
+  kill "${servers[-1]}"
+  wait "${servers[-1]}" 2>/dev/null
+  copied=$(lane_bytes)
+  echo "rcopy: $copied bytes over $lane"
+  rm -f "$work/to"
+  [[ $copied -gt 32000000 ]] && break
+done
+[[ $copied -gt 32000000 ]] || fail "rcopy: $copied bytes over $lane"
 
 port=$(free_port)
 serve udp udpong -p "$port" -b "$address"

@@ -464,6 +464,8 @@ bool Control(State* state, const std::string& command) {
     each_id(RDMA_CM_EVENT_DEVICE_REMOVAL);
   } else if (command == "back") {
     state->present = true;
+  } else if (command == "lose_event") {
+    state->loses_event = true;
   } else if (command == "unreachable") {
     state->unreachable = true;
   } else if (command == "reachable") {

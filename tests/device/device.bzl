@@ -12,6 +12,8 @@ NASTY = ",".join([
     "max_qp_wr=64",
     "max_cqe=512",
     "max_srq_wr=256",
+    "max_sge=1",
+    "vectors=1",
 ])
 
 # What must be seen to have happened there.

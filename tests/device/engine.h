@@ -71,6 +71,7 @@ struct Entry {
   ibv_wc wc{};
   std::uint32_t frees = 0;  // requests of the send queue
   bool shared = false;      // a receive of an SRQ
+  bool solicited = false;
 };
 
 struct Cq {
@@ -78,6 +79,7 @@ struct Cq {
   State* state = nullptr;
   std::deque<Entry> entries;
   bool armed = false;
+  bool solicited = false;  // only
   std::uint32_t unfetched = 0;
   std::uint32_t fetched = 0;
   std::uint32_t acknowledged = 0;
@@ -295,6 +297,7 @@ struct State {
   std::uint32_t next_qp = 0;
   std::uint32_t next_fifo = 0;
   std::uint64_t events_due = 0;
+  bool loses_event = false;  // the next one
   bool present = true;       // the device
   bool unreachable = false;  // all peers
   bool port_up = true;

@@ -40,6 +40,16 @@ void Set(Options* options, std::string_view word) {
     options->max_srq_wr = static_cast<int>(number);
   } else if (name == "max_qp") {
     options->max_qp = static_cast<int>(number);
+  } else if (name == "max_sge") {
+    options->max_sge = number;
+  } else if (name == "max_cq") {
+    options->max_cq = number;
+  } else if (name == "max_srq") {
+    options->max_srq = number;
+  } else if (name == "max_mr") {
+    options->max_mr = number;
+  } else if (name == "vectors") {
+    options->vectors = number;
   } else if (name == "lost_events") {
     options->lost_events = number;
   } else if (name == "vendor") {

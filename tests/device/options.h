@@ -20,6 +20,11 @@ struct Options {
   int max_cqe = 32'767;
   int max_srq_wr = 32'767;
   int max_qp = 4096;
+  std::uint32_t max_sge = 16;
+  std::uint32_t max_cq = 65'536;
+  std::uint32_t max_srq = 1024;
+  std::uint32_t max_mr = 1 << 20;
+  std::uint32_t vectors = 2;
   std::uint32_t lost_events = 0;  // each so manyth; 0: none
   std::uint32_t vendor = 0x15b3;
   std::uint32_t seed = 1;

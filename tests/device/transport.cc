@@ -319,6 +319,7 @@ void ReceiveDone(Qp* qp, const Receive& receive, ibv_wc_status status,
     entry.wc.imm_data = head.imm;
   }
   entry.shared = qp->base.srq != nullptr;
+  entry.solicited = head.solicited != 0;
   Complete(reinterpret_cast<Cq*>(qp->base.recv_cq), entry);
 }
 
@@ -345,9 +346,10 @@ void Write(Qp* qp, std::uint64_t address, const char* data,
     Copy(At(qp, address), data, length);
     return;
   }
-  // In pieces of lines, each on its own.
+  // In pieces of lines, each on its own; a line or less by its words.
+  const std::uint32_t word = length <= 64 ? 8 : length;
   while (length > 0) {
-    std::uint32_t n = length;
+    std::uint32_t n = std::min(length, word);
     if (n > 128 && state->Chance(2)) n = 64 * (1 + state->Below(n / 64 - 1));
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
     qp->late.push_back({address, {bytes, bytes + n}});
@@ -744,7 +746,9 @@ void Complete(Cq* cq, const Entry& entry) {
     return;
   }
   cq->entries.push_back(entry);
-  if (!cq->armed) return;
+  const bool wakes =
+      !cq->solicited || entry.solicited || entry.wc.status != IBV_WC_SUCCESS;
+  if (!cq->armed || !wakes) return;
   cq->armed = false;
   ++cq->unfetched;
   const auto tell = [state, cq] {
@@ -755,7 +759,8 @@ void Complete(Cq* cq, const Entry& entry) {
     Tell(state, channel->fifo, &record, sizeof record);
   };
   const std::uint32_t lost = state->options.lost_events;
-  if (lost != 0 && ++state->events_due % lost == 0) {
+  if (std::exchange(state->loses_event, false) ||
+      (lost != 0 && ++state->events_due % lost == 0)) {
     Count(&Counts::lost_events);
     return;
   }

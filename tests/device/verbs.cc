@@ -21,8 +21,6 @@
 namespace fake_device {
 namespace {
 
-constexpr std::uint32_t kMostSge = 16;
-
 struct AsyncRecord {
   void* element;
   std::uint32_t type;
@@ -161,7 +159,7 @@ int PollCq(ibv_cq* base, int most, ibv_wc* out) {
 // Real devices arm by the number of events that have been fetched, and take
 // this for a request that they have served.  The specification promises no
 // event for what is in the queue already.
-int Arm(ibv_cq* base, int) {
+int Arm(ibv_cq* base, int solicited) {
   auto* const cq = reinterpret_cast<Cq*>(base);
   CheckOwner(cq->state, "a completion queue");
   const std::lock_guard hold(cq->state->mutex);
@@ -169,6 +167,7 @@ int Arm(ibv_cq* base, int) {
     Count(&Counts::late_arms);
   } else if (cq->base.channel != nullptr) {
     cq->armed = true;
+    cq->solicited = solicited != 0;
   }
   return 0;
 }
@@ -182,12 +181,14 @@ int QueryDevice(ibv_context* context, ibv_device_attr* attr) {
   attr->vendor_id = options.vendor;
   attr->max_qp = options.max_qp;
   attr->max_qp_wr = static_cast<int>(options.max_qp_wr);
-  attr->max_sge = attr->max_sge_rd = attr->max_srq_sge = kMostSge;
-  attr->max_cq = 65536;
+  attr->max_sge = attr->max_sge_rd = attr->max_srq_sge =
+      static_cast<int>(options.max_sge);
+  attr->max_cq = static_cast<int>(options.max_cq);
   attr->max_cqe = options.max_cqe;
-  attr->max_mr = attr->max_pd = 1 << 20;
+  attr->max_mr = static_cast<int>(options.max_mr);
+  attr->max_pd = 1 << 20;
   attr->max_qp_rd_atom = attr->max_qp_init_rd_atom = 1;
-  attr->max_srq = options.nosrq ? 0 : 1024;
+  attr->max_srq = options.nosrq ? 0 : static_cast<int>(options.max_srq);
   attr->max_srq_wr = options.nosrq ? 0 : options.max_srq_wr;
   attr->phys_port_cnt = 1;
   return 0;
@@ -228,7 +229,7 @@ Context* Open() {
   extended.query_port = &QueryPort;
   ibv_context& base = extended.context;
   base.device = context->device;
-  base.num_comp_vectors = 2;
+  base.num_comp_vectors = static_cast<int>(state->options.vectors);
   base.abi_compat = __VERBS_ABI_IS_EXTENDED;
   base.ops._compat_query_device = &QueryDevice;
   base.ops._compat_query_port = &QueryPortOld;
@@ -265,6 +266,11 @@ ibv_mr* NewMr(ibv_pd* base, void* address, std::size_t length, unsigned access,
       (relaxed ? Options::Keys::kStrict : Options::Keys::kRelaxed)) {
     Count(&Counts::refused_keys);
     errno = relaxed ? EOPNOTSUPP : EINVAL;
+    return nullptr;
+  }
+  if (state->mrs.size() >= state->options.max_mr) {
+    Count(&Counts::refused_limits);
+    errno = ENOMEM;
     return nullptr;
   }
   if ((access & IBV_ACCESS_REMOTE_WRITE) != 0 &&
@@ -508,13 +514,18 @@ ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* user,
     errno = EINVAL;
     return nullptr;
   }
+  const std::lock_guard hold(state->mutex);
+  if (state->cqs.size() >= state->options.max_cq) {
+    Count(&Counts::refused_limits);
+    errno = ENOMEM;
+    return nullptr;
+  }
   auto* const cq = new Cq;
   cq->state = state;
   cq->base.context = context;
   cq->base.channel = channel;
   cq->base.cq_context = user;
   cq->base.cqe = entries;
-  const std::lock_guard hold(state->mutex);
   state->cqs.insert(cq);
   if (channel != nullptr) ++channel->refcnt;
   Count(&Counts::cqs_made);
@@ -572,8 +583,15 @@ ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) {
   CheckOwner(state, "a protection domain");
   if (state->options.nosrq ||
       attr->attr.max_wr >
-          static_cast<std::uint32_t>(state->options.max_srq_wr)) {
+          static_cast<std::uint32_t>(state->options.max_srq_wr) ||
+      attr->attr.max_sge > state->options.max_sge) {
     errno = state->options.nosrq ? EOPNOTSUPP : EINVAL;
+    return nullptr;
+  }
+  const std::lock_guard hold(state->mutex);
+  if (state->srqs.size() >= state->options.max_srq) {
+    Count(&Counts::refused_limits);
+    errno = ENOMEM;
     return nullptr;
   }
   auto* const srq = new Srq;
@@ -582,7 +600,6 @@ ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) {
   srq->base.pd = pd;
   srq->queue.size = attr->attr.max_wr;
   srq->queue.most_sge = attr->attr.max_sge;
-  const std::lock_guard hold(state->mutex);
   state->srqs.insert(srq);
   ++reinterpret_cast<Pd*>(pd)->users;
   Count(&Counts::srqs_made);
@@ -630,8 +647,9 @@ ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) {
     return nullptr;
   }
   if (attr->qp_type != IBV_QPT_RC || cap.max_send_wr > options.max_qp_wr ||
-      cap.max_recv_wr > options.max_qp_wr || cap.max_send_sge > kMostSge ||
-      cap.max_recv_sge > kMostSge || attr->send_cq == nullptr ||
+      cap.max_recv_wr > options.max_qp_wr ||
+      cap.max_send_sge > options.max_sge ||
+      cap.max_recv_sge > options.max_sge || attr->send_cq == nullptr ||
       attr->recv_cq == nullptr) {
     errno = EINVAL;
     return nullptr;

@@ -39,9 +39,11 @@ options() {
   work=$(cd "$work" 2>/dev/null && pwd) || die "no such directory"
 }
 
-# What the guest's environment has of this one's, as shell commands.
+# What the guest's environment has of this one's, as shell commands. Its devices
+# have no hardware: rcsock uses them only where a list names them.
 environment() {
   local name
+  printf 'export RCSOCK_DEVICES=%q\n' "${RCSOCK_DEVICES-*}"
   for name in "${!RCSOCK_@}" "${!GTEST_@}" "${!TEST_@}" RUNFILES_DIR \
     ${PASS_ENV:-}; do
     if [[ -v $name ]]; then printf 'export %s=%q\n' "$name" "${!name}"; fi

@@ -46,6 +46,18 @@ PRELOADDIR=$work/third/libexec tools/install.sh "$work/third" >/dev/null
 grep -q "^ExecStart=$prefix/bin/rcsock run -- " "$prefix/share/doc/rcsock/examples/rcsock.conf" ||
   fail "the drop-in does not use rcsock run"
 
+# --- A page by the name of each call
+pages=$prefix/share/man/man3
+for call in rcs_send rcs_get_lane rcs_epoll_look rcs_place rcs_accept4 rcs_poll; do
+  [[ $(<"$pages/$call.3") == ".so man3/rcs_socket.3" ]] || fail "no page $call(3)"
+done
+if command -v man >/dev/null; then
+  for page in "$pages"/*.3; do
+    man -E UTF-8 -M "$prefix/share/man" 3 "$(basename "$page" .3)" 2>/dev/null | grep -q 'RCS_SOCKET(3)' ||
+      fail "man 3 $(basename "$page" .3)"
+  done
+fi
+
 # --- What the pages lead to is there
 cd "$prefix/share/doc/rcsock"
 for page in *.md; do

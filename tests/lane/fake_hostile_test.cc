@@ -252,6 +252,30 @@ TEST_P(Hostile, AnOlderWordBehindAWakeUp) {
   EXPECT_EQ(lane_->State(), base::Reason::kNone);
 }
 
+// Where nothing more is sent, nothing is written over the older word.  A sender
+// that asks over TCP what has been read hears of it.
+TEST_P(Hostile, AnOlderWordForWhoAsks) {
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(Post(lane_, 1000), 1000u);
+  made_.pair->side[0].domain->FlushDeferred();
+  made_.pair->Pump();
+  std::vector<char> sink(100'000);
+  iovec iov{sink.data(), sink.size()};
+  ASSERT_EQ(peer_->Read(&iov, 1, 0, sink.size(), false), 5000u);
+  peer_->Credit();
+  ASSERT_TRUE(WriteWord(base_, 1));
+  lane_->source()->Drain();
+  ASSERT_LT(lane_->Acked(), lane_->Posted()) << "the test tests nothing";
+  peer_->Credit();
+  lane_->source()->Drain();
+  ASSERT_LT(lane_->Acked(), lane_->Posted());
+  const std::uint32_t wakes = peer_->wakes_sent();
+  for (int i = 0; i < 20; ++i) peer_->AssureCredit();
+  EXPECT_EQ(peer_->wakes_sent(), wakes + 1) << "a wake-up for each question";
+  made_.pair->Pump();
+  EXPECT_EQ(lane_->Acked(), lane_->Posted());
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+}
+
 TEST_P(Hostile, CreditThatNeverComes) {
   std::size_t posted = 0;
   while (Post(lane_, 1000) != 0) ++posted;

@@ -183,6 +183,7 @@ void FakeVerbs::Rest() {
     std::scoped_lock hold(g_fake->mutex_);
     --g_fake->counts_.objects;
     --g_fake->cqs_;
+    std::erase(g_fake->held_events_, reinterpret_cast<Cq*>(cq));
     delete reinterpret_cast<Cq*>(cq);
     return 0;
   };
@@ -358,7 +359,8 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
     work.opcode = wr->opcode;
     work.wr_id = wr->wr_id;
     work.signalled = (wr->send_flags & IBV_SEND_SIGNALED) != 0;
-    work.solicited = (wr->send_flags & IBV_SEND_SOLICITED) != 0;
+    work.solicited =
+        g_fake->solicit_ && (wr->send_flags & IBV_SEND_SOLICITED) != 0;
     work.length = wr->num_sge == 0 ? 0 : wr->sg_list[0].length;
     work.imm = wr->imm_data;
     work.address = wr->wr.rdma.remote_addr;
@@ -426,6 +428,23 @@ void FakeVerbs::Advance(double until) {
   }
 }
 
+void FakeVerbs::Delay(Qp* to, const Work& work, const void* data) {
+  const auto* bytes = static_cast<const std::uint8_t*>(data);
+  std::uint32_t at = 0;
+  while (at < work.length) {
+    std::uint32_t n = work.length - at;
+    if (work.length <= kWords) {
+      n = std::min<std::uint32_t>(n, 8);
+    } else if (n > 128 && order_() % 2 == 0) {
+      n = 64 * (1 + order_() % (n / 64 - 1));
+    }
+    if (n != work.length) ++counts_.pieces;
+    to->late.push_back(
+        {work.address + at, work.key, {bytes + at, bytes + at + n}});
+    at += n;
+  }
+}
+
 void FakeVerbs::Land(Qp* to, bool all) {
   do {
     if (to->late.empty()) return;
@@ -479,12 +498,32 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc, bool solicited) {
   if (!cq->armed || !wakes) return;
   cq->armed = false;
   ++counts_.events;
-  auto* channel = reinterpret_cast<Channel*>(cq->cq.channel);
   ++cq->unfetched;
+  if (hold_events_) {
+    held_events_.push_back(cq);
+  } else {
+    Tell(cq);
+  }
+}
+
+void FakeVerbs::Tell(const Cq* cq) {
+  const auto* channel = reinterpret_cast<const Channel*>(cq->cq.channel);
   const ibv_cq* event = &cq->cq;
   if (::write(channel->tell, &event, sizeof(event)) != sizeof(event)) {
     ++counts_.lost_events;
   }
+}
+
+void FakeVerbs::HoldEvents(bool hold) {
+  std::scoped_lock lock(mutex_);
+  hold_events_ = hold;
+  if (hold) return;
+  for (const Cq* cq : std::exchange(held_events_, {})) Tell(cq);
+}
+
+void FakeVerbs::Solicit(bool solicit) {
+  std::scoped_lock lock(mutex_);
+  solicit_ = solicit;
 }
 
 bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
@@ -567,10 +606,9 @@ bool FakeVerbs::Apply(Work& work) {
     return true;
   }
   if (options_.unordered && Covers(work.address, work.key, work.length)) {
-    const auto* bytes = static_cast<const std::uint8_t*>(data);
-    to->late.push_back({work.address, work.key, {bytes, bytes + work.length}});
+    Delay(to, work, data);
     if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) {
-      if (order_() % 2 == 0) Land(to, false);
+      while (order_() % 2 == 0 && !to->late.empty()) Land(to, false);
       return true;
     }
     Land(to, true);

@@ -38,8 +38,9 @@ class FakeVerbs {
     int vectors = 1;
     int max_cqs = 1000;
     // The bytes of WRITEs become visible in any order, up to the next
-    // completion at their receiver.  The specification allows it
-    // (ibv_query_qp_data_in_order(3)), and adaptive routing does it.
+    // completion at their receiver: words of a short one, pieces of a long one.
+    // The specification allows it (ibv_query_qp_data_in_order(3)), adaptive
+    // routing does it between requests, and relaxed ordering within one.
     bool unordered = false;
     // Which keys it grants.
     enum class Keys : std::uint8_t { kAll, kStrict, kRelaxed };
@@ -97,6 +98,11 @@ class FakeVerbs {
   // The flush of a receive that a QP takes with it comes all the same, with a
   // later completion of its CQ.
   void LeaveStale(bool leave);
+  // Events of completions are not told while it is held, and are told then.
+  // Held for ever, they are lost.
+  void HoldEvents(bool hold);
+  // Whether what asks to be solicited is.
+  void Solicit(bool solicit);
   // The oldest asynchronous event.  False: there is none.
   bool NextEvent(ibv_async_event* event);
   // No CQ can be armed from now on.
@@ -127,6 +133,7 @@ class FakeVerbs {
     int events = 0;         // of completions
     int late_arms = 0;      // an event of the CQ had not been fetched
     int lost_events = 0;    // a channel was full
+    int pieces = 0;         // of WRITEs that came apart
     int lost_receives = 0;  // they, or their completions, went with the QP
     int rnr_timers = 0;     // that were set
     int limits = 0;         // of SRQs
@@ -168,7 +175,7 @@ class FakeVerbs {
     ibv_mr mr;  // first
     int access;
   };
-  struct Late {  // a WRITE that is not visible yet
+  struct Late {  // a piece of a WRITE that is not visible yet
     std::uint64_t address;
     std::uint32_t key;
     std::vector<std::uint8_t> bytes;
@@ -224,12 +231,15 @@ class FakeVerbs {
               std::size_t length) const;
   bool Put(std::uint64_t address, std::uint32_t key, const void* data,
            std::size_t length);
+  // Adds a WRITE that is not visible yet, in pieces.
+  void Delay(Qp* to, const Work& work, const void* data);
   // One of what is late at `to`, or all of it, becomes visible.
   void Land(Qp* to, bool all);
   // With what a SEND carries, or an immediate.
   bool Receive(Qp* to, std::uint32_t imm, const void* sent,
                std::uint32_t length, bool solicited = true);
   void Complete(Cq* cq, const ibv_wc& wc, bool solicited = false);
+  void Tell(const Cq* cq);
   void FailQp(Qp* qp);
   void Fetch(Qp* qp);
   void Flush(Qp* qp);
@@ -254,6 +264,9 @@ class FakeVerbs {
   std::size_t on_arm_ = 0;
   bool refuse_arms_ = false;
   bool leave_stale_ = false;
+  bool hold_events_ = false;
+  bool solicit_ = true;
+  std::vector<const Cq*> held_events_;
   Time time_;
   double now_ = 0;
   std::deque<Ack> acks_;

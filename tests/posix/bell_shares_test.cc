@@ -6,6 +6,7 @@
 #include <set>
 #include <thread>
 
+#include "lib/lane/bell_cpu.h"
 #include "lib/lane/poller.h"
 #include "lib/lane/shm/layout.h"
 
@@ -34,6 +35,30 @@ class BellSharesTest : public testing::Test {
  private:
   rlimit before_{};
 };
+
+// A completion queue is to interrupt where its thread runs.
+TEST_F(BellSharesTest, TheCpuOfWhoTakesOneIsKnown) {
+  cpu_set_t allowed;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) continue;
+    std::thread([cpu] {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(static_cast<std::size_t>(cpu), &one);
+      ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+      EXPECT_EQ(lane::BellCpu(QueueOfThread()), cpu);
+      GiveQueueOfThread();
+      for (const bool thread : {false, true}) {
+        const int bell = TakeBell(thread);
+        EXPECT_EQ(lane::BellCpu(bell), cpu);
+        GiveBell(bell);
+      }
+    }).join();
+  }
+  EXPECT_EQ(lane::BellCpu(-1), -1);
+  EXPECT_EQ(lane::BellCpu(lane::kBells), -1);
+}
 
 TEST_F(BellSharesTest, EachHasOneOfItsOwnAsLongAsThereAreAny) {
   if (!Allow(32 * kOwn)) GTEST_SKIP() << "RLIMIT_NOFILE";

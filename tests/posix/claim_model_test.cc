@@ -30,17 +30,17 @@ struct Byte {
 using Word = ClaimOn<Byte>;
 
 // One thread of the owner adopts the stream (TryAdopt) and leaves its lane
-// again (LeaveForClaim, BackToPlain); another one forks (HideByFork), and then
-// closes the stream, which it finds on TCP (LeaveHolders); the child uses its
-// copy (Sock::Reveal).  A state in which the child uses the stream
+// again (LeaveIfAsked, BackToPlain); another one forks (HideFromChild), and
+// then closes the stream, which it finds on TCP (LeaveHolders); the child uses
+// its copy (UnusedCopy::Reveal).  A state in which the child uses the stream
 // while the engine has it moves no more, and so is a hang.
 struct Model {
   // Rules to leave out.
   bool looks_first = false;      // TryAdopt: the holders, then Keep
   bool asks_first = false;       // the child: Ask, then Use
   bool gives_first = false;      // BackToPlain: Give, then the mode
-  bool fork_looks = true;        // HideByFork: the mode, behind Keep
-  bool fork_keeps_late = false;  // HideByFork: kept_claim_, then Keep
+  bool fork_looks = true;        // HideFromChild: the mode, behind Keep
+  bool fork_keeps_late = false;  // HideFromChild: kept_, then Keep
   bool close_gives = true;       // LeaveHolders: Give
   bool closes = true;            // a close gives what a fork has kept, too
   bool begins_on_lane = true;    // at the fork
@@ -52,7 +52,7 @@ struct Model {
     kOwner,
     kFork,
     kChild,
-    kKeeps,  // Sock::kept_claim_
+    kKeeps,  // ClaimKeeper::kept_
     kClosed,
     kSize
   };

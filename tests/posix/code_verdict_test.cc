@@ -1,6 +1,6 @@
 // Looks at the program's code, and the loader that brings more of it: every
 // order in which their steps can come.
-#include "lib/posix/code_verdict.h"
+#include "lib/posix/lifecycle/code_verdict.h"
 
 #include <cstdint>
 #include <string>

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/sched.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -154,6 +156,39 @@ Case fork_child(
       }
       ::close(fd);
       LogChild(child);
+    });
+
+// An option that the parent's lane has kept is the connection's, and so the
+// child's: what the child sets, it reads.
+void OptionIs(int fd, const char* whose) {
+  int value = -1;
+  socklen_t size = sizeof value;
+  CHECK_THAT(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &size) == 0);
+  Result(whose, value);
+}
+Case fork_options(
+    "fork_child_sets_option",
+    [](int fd) {
+      Echo(fd, 300);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const int on = 1;
+      const int off = 0;
+      ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      OptionIs(fd, "TCP_NODELAY of the parent");
+      const pid_t child = ::fork();
+      if (child == 0) {
+        OptionIs(fd, "TCP_NODELAY of the child");
+        ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &off, sizeof off);
+        OptionIs(fd, "TCP_NODELAY that the child has set");
+        Call(fd, 100);
+        ::_exit(0);
+      }
+      LogChild(child);
+      OptionIs(fd, "TCP_NODELAY of the parent, behind the child");
+      ::close(fd);
     });
 
 // A child that alone has the connection, on a lane of its own by then, is

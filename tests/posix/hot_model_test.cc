@@ -28,7 +28,7 @@ struct Hot {
   bool no_fence = false;    // ... behind the wish
   bool late_fence = false;  // ... but before the list is looked at
   bool not_listed = false;  // DropDirect: MakeReady
-  bool not_ready = false;   // Cool: InterestsReady, where it has moved
+  bool not_ready = false;   // Cool: Registrations::Ready, where it has moved
   bool moves = false;
 
   static constexpr int kAll = 3;      // messages

@@ -1,6 +1,6 @@
-// How far a stream is on its way to a lane (lib/posix/lane_state.h): its table,
-// its writer, and a search that races with all that may end it.
-#include "lib/posix/lane_state.h"
+// How far a stream is on its way to a lane (lib/posix/socket/lane_state.h): its
+// table, its writer, and a search that races with all that may end it.
+#include "lib/posix/socket/lane_state.h"
 
 #include <array>
 #include <atomic>

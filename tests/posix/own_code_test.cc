@@ -1,4 +1,4 @@
-#include "lib/posix/own_code.h"
+#include "lib/posix/lifecycle/own_code.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "lib/posix/code_look.h"
+#include "lib/posix/lifecycle/code_look.h"
 
 namespace rcsock::posix {
 namespace {

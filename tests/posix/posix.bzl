@@ -80,7 +80,7 @@ def pair_test(name, program, mode, cases = [], libraries = [PRELOAD], data = [],
         **kwargs
     )
 
-def unit_test(name, deps = ["//lib/posix"], size = "small", **kwargs):
+def unit_test(name, deps, size = "small", **kwargs):
     """NAME.cc, with GoogleTest and parts of the library."""
     cc_test(
         name = name,

@@ -113,7 +113,7 @@ HEADERS = {
 
 DEPS = {
     "raw_syscalls": [
-        "//lib/posix:uring",
+        "//lib/posix/hooks:uring",
         "//third_party:aio",
         "//third_party:uring",
     ],

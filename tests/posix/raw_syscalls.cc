@@ -18,7 +18,7 @@
 #include <cstring>
 #include <vector>
 
-#include "lib/posix/uring.h"
+#include "lib/posix/hooks/uring.h"
 #include "tests/posix/pair.h"
 
 namespace {

@@ -3,20 +3,24 @@
 
 usage: rooms_test.py ROOM.BZL FILE...
 
-ROOM.BZL lists the rooms, the lowest first; what lies in lib/posix itself is above
-them all.  The FILEs are the sources and the objects below lib/posix.  A room needs
-what its sources include, what its BUILD file names, and what its objects do not
-define.  The order has no cycle, so the rooms have none.
+ROOM.BZL lists the rooms, the lowest first, and the packages above them all.  The
+FILEs are the sources and the objects of both.  A room needs what its sources
+include, what its BUILD file names, and what its objects do not define.  The order
+has no cycle, so the rooms have none.  A package above them includes only rooms
+that its BUILD file names, so Bazel's visibility says which.
 """
 
 import pathlib
+import posixpath
 import re
 import subprocess
 import sys
 
 TOP = "lib/posix"
-# Above all of lib/posix.
-ABOVE = ("lib/api/", "preload/", "tests/", "tools/")
+# Above all rooms.
+ABOVE = re.compile(r"(?:lib/api|preload|tests|tools)(?:[/:]|$)")
+# Where a name begins that is not relative to its file.
+ROOTS = ("lib/", "preload/", "tests/", "third_party/", "tools/")
 
 
 def room_of(path, rooms):
@@ -27,11 +31,25 @@ def room_of(path, rooms):
     return rooms.index(found[1]) if found[1] in rooms else len(rooms)
 
 
+def in_tree(path):
+    """A path of Bazel's, from the root of the sources on."""
+    found = re.search(r"(?:^|/)((?:lib|preload)/.*)", path)
+    return found[1] if found else path
+
+
 def names_in(path, text):
-    """What a source includes, or a BUILD file depends on."""
+    """What a source includes, or a BUILD file depends on, from the root on."""
     if path.endswith("BUILD"):
-        return re.findall(r'"//([^"]+)"', re.sub(r'load\(.*?\)', "", text, flags=re.S))
-    return re.findall(r'^\s*#\s*include\s*["<]([^">]+)[">]', text, flags=re.M)
+        # A visibility and a load are no dependencies.
+        text = re.sub(r"load\(.*?\)|visibility = \[.*?\]", "", text, flags=re.S)
+        return re.findall(r'"(?:@+[^"/]*)?//([^"]+)"', text)
+    names = []
+    for mark, name in re.findall(r'^\s*#\s*include\s*(["<])([^">]+)[">]', text,
+                                 flags=re.M):
+        if mark == '"' and not name.startswith(ROOTS):
+            name = posixpath.join(posixpath.dirname(in_tree(path)), name)
+        names.append(posixpath.normpath(name))
+    return names
 
 
 def wrong_names(sources, rooms):
@@ -40,13 +58,36 @@ def wrong_names(sources, rooms):
     wrong, count = [], 0
     for path, text in sorted(sources.items()):
         own = room_of(path, rooms)
+        if own is None:
+            continue
         if own == len(rooms):
+            if path.endswith((".h", ".cc")):
+                wrong.append(f"{path} lies in no room")
             continue
         for name in names_in(path, text):
             its = room_of(name, rooms)
             count += its is not None
-            if name.startswith(ABOVE) or (its is not None and its > own):
+            if ABOVE.match(name) or (its is not None and its > own):
                 wrong.append(f"{path} names {name}")
+    return wrong, count
+
+
+def wrong_callers(sources, rooms):
+    """Sentences about packages above the rooms that include a room which their
+    BUILD file does not name, and how many such includes there were."""
+    wrong, count, named = [], 0, {}
+    for path, text in sources.items():
+        if path.endswith("BUILD"):
+            named[posixpath.dirname(path)] = {
+                room_of(name, rooms) for name in names_in(path, text)}
+    for path, text in sorted(sources.items()):
+        if path.endswith("BUILD") or room_of(path, rooms) is not None:
+            continue
+        for name in names_in(path, text):
+            its = room_of(name, rooms)
+            count += its is not None
+            if its is not None and its not in named.get(posixpath.dirname(path), ()):
+                wrong.append(f"{path} names {name}, and its BUILD file does not")
     return wrong, count
 
 
@@ -85,14 +126,27 @@ def prove():
             (low, f'#  include <{TOP}/c.h>\n', True),
             (low, '#include "lib/api/d.h"\n', True),
             (low, '#include "lib/base/e.h"\n', False),
+            (low, '#include "../high/b.h"\n', True),
+            (low, f'#include "{TOP}/low/../high/b.h"\n', True),
+            (low, '#include "f.h"\n', False),
+            (f"elsewhere/{low}", '#include "../high/b.h"\n', True),
             (high, f'#include "{low}"\n', False),
+            (high, '#include "../low/a.h"\n', False),
             (high, f'#include "{rest}"\n', True),
-            (rest, f'#include "{TOP}/high/b.h"\n', False),
+            (rest, "", True),
             (f"{TOP}/low/BUILD", f'deps = ["//{TOP}/high"]', True),
+            (f"{TOP}/low/BUILD", f'deps = ["@//{TOP}/high"]', True),
+            (f"{TOP}/low/BUILD", f'deps = ["@@rcsock//{TOP}/high:high"]', True),
             (f"{TOP}/low/BUILD", f'deps = ["//{TOP}"]', True),
+            (f"{TOP}/low/BUILD", 'deps = ["//preload"]', True),
+            (f"{TOP}/low/BUILD", 'visibility = ["//lib/api:__pkg__"]', False),
             (f"{TOP}/high/BUILD",
              f'load("//{TOP}:room.bzl", "room")\ndeps = ["//{TOP}/low"]', False)]:
         assert bool(wrong_names({path: text}, rooms)[0]) == is_wrong, (path, text)
+    for text, is_wrong in [(f'deps = ["//{TOP}/low"]', False),
+                           (f'deps = ["//{TOP}/high"]', True), ("", True)]:
+        sources = {"lib/api/a.cc": f'#include "{low}"\n', "lib/api/BUILD": text}
+        assert bool(wrong_callers(sources, rooms)[0]) == is_wrong, text
     defined = {0: {"a"}, 1: {"b", "both"}, 2: {"c", "both"}}
     for room, symbol, is_wrong in [(0, "a", False), (0, "b", True), (0, "c", True),
                                    (1, "a", False), (1, "c", True), (1, "both", False),
@@ -109,27 +163,26 @@ def main():
     every = range(len(rooms) + 1)
     sources, objects = {}, {i: [] for i in every}
     for path in sys.argv[2:]:
-        room = room_of(path, rooms)
         if path.endswith(".o"):
-            objects[room].append(path)
+            objects[room_of(path, rooms)].append(path)
         elif path.endswith((".h", ".cc", "BUILD")):
             sources[path] = pathlib.Path(path).read_text()
     defined = {i: symbols(objects[i], "--defined-only") for i in every}
     needed = {i: symbols(objects[i], "--undefined-only") for i in every}
     wrong, names = wrong_names(sources, rooms)
+    more, calls = wrong_callers(sources, rooms)
+    wrong += more
     more, uses = wrong_symbols(defined, needed, rooms)
     wrong += more
     for i, room in enumerate(rooms):
         if not defined[i] or f"{TOP}/{room}/BUILD" not in sources:
             wrong.append(f"{room} has no objects, or no BUILD file")
-    if not defined[len(rooms)]:
-        wrong.append(f"{TOP} itself has no objects")
-    if len(rooms) > 1 and (names < 20 or uses < 10):
-        wrong.append(f"{names} names and {uses} symbols cannot be all")
+    if names < 300 or uses < 300 or calls < 10:
+        wrong.append(f"{names} and {calls} names and {uses} symbols cannot be all")
     for sentence in wrong:
         print(f"rooms_test: {sentence}", file=sys.stderr)
     print(f"rooms: {len(rooms)} below {TOP}, {len(sources)} files, "
-          f"{names} names and {uses} symbols of rooms")
+          f"{names} names and {uses} symbols of rooms, {calls} names from above")
     return 1 if wrong else 0
 
 

@@ -1,6 +1,6 @@
 // The environment of popen(), where a handler that has interrupted one calls
 // another.
-#include "lib/posix/shell.h"
+#include "lib/posix/lifecycle/shell.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "lib/base/no_sigpipe.h"
-#include "lib/posix/hooks.h"
+#include "lib/posix/hooks/hooks.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

@@ -190,6 +190,60 @@ TEST_F(Fabric, DeviceThatIsLeftAlone) {
   });
 }
 
+// An end whose peer is on another host: shared memory is allowed, and no way.
+// The session asks first whether shared memory is a way.
+class FarSeeker : public TestSeeker {
+ public:
+  using TestSeeker::TestSeeker;
+  bool MayShm() const override { return std::exchange(asked_, true); }
+
+ private:
+  mutable bool asked_ = false;
+};
+
+// TCP is faster than a device without hardware: somebody must ask for it.
+TEST_F(Fabric, DeviceWithoutHardware) {
+  Run([] {
+    FakeVerbs device({.software = true});
+    FakeCmPair cm(&device);
+    const Running running;
+    Conductor* const conductor = running.conductor;
+    const auto far = [](int fd, stream::Role role) {
+      return std::make_shared<FarSeeker>(fd, role);
+    };
+    for (const char* devices : {"", "-mlx5_0", "-fake0:2"}) {
+      SCOPED_TRACE(devices);
+      Configure("RCSOCK_DEVICES", devices);
+      const TcpPair pair = MakeTcpPair();
+      for (const auto& end : {far(pair.acceptor, stream::Role::kAcceptor),
+                              far(pair.connector, stream::Role::kConnector)}) {
+        EXPECT_FALSE(end->Seek(conductor));
+        EXPECT_EQ(end->failed, Reason::kDeviceLeftAlone);
+        EXPECT_TRUE(end->final);
+      }
+      EXPECT_EQ(device.counts().objects, 0);
+      EXPECT_TRUE(cm.listening().empty());
+    }
+    for (const char* devices : {"*", "fake0", "mlx5_0,fake0:1"}) {
+      SCOPED_TRACE(devices);
+      Configure("RCSOCK_DEVICES", devices);
+      const TcpPair pair = MakeTcpPair();
+      const auto s = far(pair.acceptor, stream::Role::kAcceptor);
+      const auto c = far(pair.connector, stream::Role::kConnector);
+      s->Start(conductor);
+      c->Start(conductor);
+      ASSERT_TRUE(c->Wait() && s->Wait());
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+    }
+    // RDMA is all that these streams may have.
+    Configure("RCSOCK_DEVICES", "");
+    const MetPair met(conductor);
+    ASSERT_TRUE(met.Wait());
+    met.Return(conductor);
+  });
+}
+
 // One rule for one peer's port; all other streams use the device.
 TEST_F(Fabric, DeviceThatARuleLeavesAlone) {
   Run([] {

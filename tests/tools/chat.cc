@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "lib/lane/shm/layout.h"
-#include "lib/posix/snapshot.h"
+#include "lib/posix/socket/snapshot.h"
 #include "tests/base/lingering.h"
 #include "tests/base/stubborn_file.h"
 

@@ -20,6 +20,10 @@ check() {
   local shell=$1 line=$2 offered word
   shift 2
   offered=$("$shell"_offers "$line")
+  if [[ -n $(sort <<<"$offered" | uniq -d) ]]; then
+    printf 'FAILED: %s: "%s" offers twice: %s\n' "$shell" "$line" "$(sort <<<"$offered" | uniq -d)"
+    failed=1
+  fi
   for word in "$@"; do
     grep -qxF -- "$word" <<<"$offered" && continue
     printf 'FAILED: %s: "%s" offers no %s, but\n%s\n' "$shell" "$line" "$word" "$offered"
@@ -30,7 +34,7 @@ all() {
   local shell=$1
   check "$shell" 'rcsock ' run stat doctor perf
   check "$shell" 'rcsock st' stat
-  check "$shell" 'rcsock run --lanes ' auto shm rdma tcp
+  check "$shell" 'rcsock run --lanes ' auto shm rdma shm,rdma tcp
   check "$shell" 'rcsock run --config plain' plain.toml
   check "$shell" 'rcsock perf --transport ' auto shm rdma tcp verbs
   # Every long option that --help tells of.

@@ -39,6 +39,15 @@ wrong() {
 check "no file: nothing set" "|" "$(rules)"
 : >config.toml
 compiles "an empty file" ""
+# The directory that containers share is no rule.
+meets() { "$tool" run --config config.toml "$@" -- sh -c 'echo "$RCSOCK_MEET_DIR"' 2>&1; }
+echo 'meet_dir = "/run/meet"' >config.toml
+compiles "meet_dir" ""
+check "meet_dir: the variable" /run/meet "$(meets)"
+check "meet_dir: the environment is first" /other "$(RCSOCK_MEET_DIR=/other meets)"
+check "meet_dir: and so is the option" "$tmp/here" "$(meets --meet-dir here)"
+echo 'meet_dir = "meet"' >config.toml
+wrong "meet_dir that is relative" 1 "absolute path"
 cat >config.toml <<'END'
 # A comment.
 promote = "adaptive"
@@ -97,6 +106,26 @@ rm xdg/rcsock.conf
 mkdir -p home/.config
 echo 'promote = "never"' >home/.config/rcsock.conf
 check "~/.config" "promote=never|" "$(unset XDG_CONFIG_HOME && HOME=$tmp/home rules)"
+
+# --- Lanes that are required ----------------------------------------------------------
+# required STATUS TEXT...: what `rcsock run --require-lanes` says to a configuration
+required() {
+  printf '%s\n' "${@:2}" >config.toml
+  local status=0
+  "$tool" run --require-lanes --config config.toml -- true 2>err.txt || status=$?
+  check "--require-lanes: ${*:2}: $(<err.txt)" "$1" "$status"
+}
+required 0 ''
+required 0 'lanes = "shm"'
+required 0 'lanes = "tcp"' '[[rule]]' 'port = 80' 'lanes = "shm"'
+required 0 'promote = "never"' '[[rule]]' 'port = 80' 'promote = "eager"'
+required 0 '[[rule]]' 'program = "false"' 'lanes = "tcp"'
+required 125 'lanes = "tcp"'
+required 125 'promote = "never"'
+required 125 'promote = "never"' '[[rule]]' 'program = "false"' 'promote = "eager"'
+required 125 '[[rule]]' 'program = "true"' 'lanes = "tcp"'
+check "--require-lanes over the configuration" 0 \
+  "$("$tool" run --require-lanes --config config.toml --lanes shm -- true; echo $?)"
 
 # --- What is wrong ------------------------------------------------------------------
 # case PATTERN TEXT: one line that is wrong, after another one

@@ -322,6 +322,26 @@ TEST_F(Places, VectorOfABell) {
   EXPECT_EQ(lane::rdma::ChooseVector(vectors, 2, Cpus("4-7"), 4, 0, 0), 0u);
 }
 
+TEST_F(Places, VectorOfAThread) {
+  MakeDevice("1");
+  std::vector<cpu_set_t> vectors = Vectors();  // of CPUs 7, 6, 5, 4
+  const auto choose = [&](int cpu, int bell) {
+    return lane::rdma::VectorOfCpu(vectors, 4, cpu, bell).value_or(99);
+  };
+  // Whatever its bell is.
+  for (const int bell : {0, 1, 63}) {
+    EXPECT_EQ(choose(7, bell), 0u);
+    EXPECT_EQ(choose(5, bell), 2u);
+  }
+  EXPECT_EQ(choose(3, 0), 99u) << "no vector's";
+  EXPECT_EQ(choose(-1, 0), 99u);
+  EXPECT_EQ(choose(100'000, 0), 99u);
+  // Where each interrupt may go anywhere, threads have different ones.
+  vectors.assign(4, Cpus("0-7"));
+  EXPECT_EQ(choose(5, 60), 0u);
+  EXPECT_EQ(choose(5, 63), 3u);
+}
+
 // A process with a stream on the device.
 Picture OnDevice(const char* device, const fs::path& sysfs) {
   Picture picture;

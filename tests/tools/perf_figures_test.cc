@@ -140,6 +140,7 @@ TEST(Spec, ComesBackFromJson) {
   spec.transport = Transport::kRdma;
   spec.connections = 10000;
   spec.active = 64;
+  spec.rate = 2.5;
   spec.size = 1;
   const json text = json::parse(ToJson(spec).dump());
   EXPECT_EQ(ToJson(SpecFromJson(text)), ToJson(spec));
@@ -169,6 +170,8 @@ TEST(Spec, WhatIsOutOfBoundsIsRefused) {
   refused("connections", 0);
   refused("connections", kMaxParallel + 1);
   refused("active", 2);
+  refused("rate", -1);
+  refused("rate", kMaxRate * 2);
   refused("settle", -1);
   refused("traced", 1);
 }

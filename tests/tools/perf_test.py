@@ -11,6 +11,7 @@ import html.parser
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import struct
@@ -26,7 +27,7 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("RCSOCK_")}
 ENV.update(RCSOCK_PRELOAD=PRELOAD, PERF_TEST=MARK)
 ENV.pop("LD_PRELOAD", None)
 MAGIC = b"RCSKPERF"
-VERSION = 2
+VERSION = 3
 LIMIT = 60
 
 
@@ -279,7 +280,9 @@ def test_fallback_is_no_success():
             report = server.client("--report", path, "-t", 0.05, "--settle", 0,
                                    "--transport", "tcp,verbs")
             check(report.returncode == 3, report)
-            check("RDMA" in path.read_text(), "the page does not say why")
+            text = path.read_text()
+            check("raw verbs is not shown: " in text and "RDMA" in text, text)
+            check("NOT USED" not in text and "no_device" not in text, text)
         check("\x1b" not in result.stdout + result.stderr, result)
 
 
@@ -300,7 +303,7 @@ def test_report():
     with Server() as server, tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory, "out.html")
         result = server.client("--report", path, "-t", 0.05, "--settle", 0.5,
-                               "--transport", "tcp,shm")
+                               "--transport", "tcp,shm", "--rounds", 2)
         # 3: on a busy machine a point may have been too short for its lane.
         text = path.read_text()
         check(result.returncode == (3 if "NOT USED" in text else 0), result)
@@ -310,6 +313,12 @@ def test_report():
         check(page.tags.count("section") == 4, page.tags)
         check("http" not in text and "@import" not in text, "not self-contained")
         check("prefers-color-scheme" in text and "viewport" in text)
+        release = pathlib.Path("VERSION").read_text(encoding="ascii").strip()
+        name = html.escape(os.uname().nodename)
+        check(text.count(f"{name}: ") == 2, "both hosts")
+        check(text.count(f"rcsock {release}.") == 2, "the version")
+        check("median of 2 runs" in text and 'class="spread tcp"' in text)
+        check(not re.search(r"\de[+-]\d", text), "a figure that is for no people")
         check("nan" not in text and "inf" not in text.replace("info", ""), "nan")
         failed(server.client("--report", "/nonexistent/x.html"), 1,
                "/nonexistent/x.html")
@@ -372,7 +381,11 @@ def test_wrong_options():
         ["-s", "-t", 5], ["-s", "-R"], ["-s", "--latency"], ["-s", "-l", "1K"],
         ["-s", "--transport", "shm"], ["-s", "--compare"], ["-s", "-P", 2],
         [*client, "-B", "127.0.0.1"], [*client, "-1"],
-        [*client, "--rounds", 2],
+        [*client, "--rounds", 2], [*client, "--rate", 100],
+        [*client, "--latency", "--rate", 0], [*client, "--latency", "--rate", "x"],
+        [*client, "--connections", 4, "--active", 2, "--rate", 100],
+        [*client, "--latency", "--transport", "verbs", "--rate", 100],
+        ["-s", "--rate", 100],
     ):
         result = perf(*bad)
         failed(result, 2, "perf --help")
@@ -458,7 +471,7 @@ def answer(s):
 
 
 SPEC = {"mode": "messages", "transport": "tcp", "direction": "forward",
-        "seconds": 1, "bytes": 0, "size": 64, "connections": 1, "active": 1,
+        "seconds": 1, "bytes": 0, "size": 64, "connections": 1, "active": 1, "rate": 0,
         "settle": 0, "traced": False, "client_cpu": None, "server_cpu": None,
         "gpu": None}
 
@@ -479,7 +492,7 @@ def test_other_clients():
                         pass
         for spoilt in (
             {"size": 1 << 60}, {"connections": 10 ** 9}, {"transport": "../x"},
-            {"seconds": "1"}, {"seconds": 1e300}, {"mode": None},
+            {"rate": -1}, {"rate": 1e300}, {"seconds": "1"}, {"seconds": 1e300}, {"mode": None},
             {"server_cpu": -1}, {"server_cpu": 1 << 40}, {"client_cpu": "0"},
             {"transport": "verbs", "connections": 257, "active": 1},
         ):

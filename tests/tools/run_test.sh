@@ -84,6 +84,13 @@ check "behind ASan" \
   "LD_PRELOAD=$tmp/libasan.so.8:$tmp/prefix/lib/$name:$tmp/third.so" \
   "$(grep ^LD_PRELOAD= out.txt)"
 
+for lanes in shm,rdma rdma,shm auto; do
+  run run --lanes="$lanes" -- env
+  check "--lanes=$lanes" "RCSOCK_LANES=$lanes" "$(grep ^RCSOCK_LANES= out.txt)"
+done
+RCSOCK_LANE=tcp run run -- "$rcsock" run -- true
+check "an unknown variable is named, once" \
+  "rcsock: warning: RCSOCK_LANE is set, which means nothing to rcsock (rcsock-run(1) has the variables)" "$err"
 run run --lanes=shm --stats=out/%p.json --log 2 -- env
 check "--lanes" RCSOCK_LANES=shm "$(grep ^RCSOCK_LANES= out.txt)"
 check "--stats" "RCSOCK_STATS=$tmp/out/%p.json" \
@@ -141,7 +148,7 @@ one_line "not executable"
 run run -- "$tmp"
 check "a directory: status" 126 "$status"
 
-for bad in "" "run" "run --" "run --lanes=ib -- true" "run --log 9 -- true" \
+for bad in "" "run" "run --" "run --lanes=ib -- true" "run --lanes=shm, -- true" "run --lanes=tcp,shm -- true" "run --lanes= -- true" "run --log 9 -- true" \
   "run --log x -- true" "run --nonsense -- true" "walk -- true" \
   "run --stats=/$(printf 'x%.0s' {1..300}) -- true"; do
   # shellcheck disable=SC2086  # a list of words
@@ -227,6 +234,42 @@ chmod +x static
 run run -- ./static
 check "a static program: warned" 1 \
   "$(grep -c 'warning: ./static is statically linked' err.txt || true)"
+
+# What Go's linker writes into its programs.
+cat >gopher.c <<'END'
+__asm__(".section .note.go.buildid,\"a\",@note\n"
+        ".balign 4\n.long 4, 4, 4\n.asciz \"Go\\0\"\n.ascii \"id!!\"\n.previous");
+int main(void) { return 5; }
+END
+cc -o gopher gopher.c
+run run -- ./gopher
+check "a Go program: status" 5 "$status"
+check "a Go program: warned" \
+  "rcsock: warning: ./gopher is a Go program: its calls do not pass libc, and it runs over plain TCP" "$err"
+
+# --- Lanes that are required ----------------------------------------------------
+# no_lanes NAME WHY ARGS...: the command does not run, and one line says why
+no_lanes() {
+  local name=$1 why=$2
+  shift 2
+  run run --require-lanes "$@"
+  check "--require-lanes, $name: status" 125 "$status"
+  check "--require-lanes, $name: not run" "" "$out"
+  one_line "--require-lanes, $name"
+  [[ $err == *"$why"* ]] || check "--require-lanes, $name: why" "... $why ..." "$err"
+}
+no_lanes "static" "./static is statically linked" -- ./static
+no_lanes "Go" "./gopher is a Go program" -- ./gopher
+no_lanes "--lanes=tcp" "RCSOCK_LANES=tcp allows none" --lanes=tcp -- echo ran
+RCSOCK_RULES='lanes=tcp' no_lanes "rules" "allows none" -- echo ran
+# The library here is none of rcsock's: no lane opens.
+no_lanes "no lane opens" "no lanes: " -- echo ran
+echo 'lanes = "ib"' >bad.toml
+no_lanes "a wrong configuration" "bad.toml:1: " --config bad.toml -- echo ran
+compgen -G '/sys/class/infiniband_verbs/uverbs*' >/dev/null ||
+  no_lanes "no device" "there is no RDMA device" --lanes=rdma -- echo ran
+run run --require-lanes -- no-such-command
+check "--require-lanes, not found: status" 127 "$status"
 
 # A program of another libc: its loader says whether it has found a preload, as
 # musl's does by ending with status 127.

@@ -206,6 +206,50 @@ check "RCSOCK_LANES=ib: why" "['policy']" \
   "$(ask "sorted({s['reason'] for s in p[$client]['streams']})")"
 finish
 
+# --- A Go program, whose calls do not pass libc ------------------------------------
+# It has what Go's linker writes, and makes its calls itself.
+cat >gopher.c <<'END'
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+__asm__(".section .note.go.buildid,\"a\",@note\n"
+        ".balign 4\n.long 4, 4, 4\n.asciz \"Go\\0\"\n.ascii \"id!!\"\n.previous");
+
+static long call(long number, long a, long b, long c) {
+  long result;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c)
+                   : "rcx", "r11", "memory");
+  return result;
+}
+
+int main(void) {
+  struct sockaddr_in to = {.sin_family = AF_INET};
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  long server = call(SYS_socket, AF_INET, SOCK_STREAM, 0);
+  call(SYS_bind, server, (long)&to, sizeof to);
+  call(SYS_listen, server, 1, 0);
+  unsigned length = sizeof to;
+  call(SYS_getsockname, server, (long)&to, (long)&length);
+  long client = call(SYS_socket, AF_INET, SOCK_STREAM, 0);
+  call(SYS_connect, client, (long)&to, sizeof to);
+  call(SYS_write, 1, (long)"ready\n", 6);
+  call(SYS_pause, 0, 0, 0);
+}
+END
+cc -o gopher gopher.c
+"$tool" run -- ./gopher >port.txt 2>/dev/null &
+client=$!
+for ((i = 0; i < 1000; i++)); do
+  [[ -s port.txt ]] && break
+  sleep 0.01
+done
+look "$client"
+check "Go: why" "['raw_calls']" "$(ask "sorted({s['reason'] for s in p[$client]['streams']})")"
+kill -KILL "$client" && wait "$client" 2>/dev/null || true
+rm -f port.txt
+
 # --- Under the preload by another name ---------------------------------------------
 ours=$RCSOCK_PRELOAD
 cp "$ours" renamed.so

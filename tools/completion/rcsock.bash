@@ -25,7 +25,7 @@ _rcsock() {
           _command_offset $((i + 1))
           return
           ;;
-        --lanes | --profile | --peers | --stats | --log | --log-file | --config)
+        --lanes | --profile | --peers | --meet-dir | --stats | --log | --log-file | --config)
           [[ ${words[i + 1]:-} == = ]] && ((i++))
           ((i++))
           ;;
@@ -40,7 +40,7 @@ _rcsock() {
 
   case $prev in
     --lanes)
-      mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp' -- "$cur")
+      mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma shm,rdma tcp' -- "$cur")
       return
       ;;
     --profile)
@@ -67,11 +67,15 @@ _rcsock() {
       _filedir
       return
       ;;
+    --meet-dir)
+      _filedir -d
+      return
+      ;;
     --pid)
       _pids
       return
       ;;
-    --watch | --over | --timeout | --port | -p | --affinity | -A)
+    --watch | --over | --serve | --timeout | --port | -p | --affinity | -A)
       return
       ;;
   esac
@@ -81,7 +85,7 @@ _rcsock() {
     *:-*)
       # The options are those that the command's --help prints.
       mapfile -t COMPREPLY < <(compgen -W "$("$1" "$command" --help 2>/dev/null |
-        grep -oE -- '(^ +|,)--?[a-zA-Z][-a-zA-Z]*' | tr -d ' ,')" -- "$cur")
+        grep -oE -- '(^ +|,)--?[a-zA-Z][-a-zA-Z]*' | tr -d ' ,' | sort -u)" -- "$cur")
       ;;
     run:*)
       mapfile -t COMPREPLY < <(compgen -c -- "$cur")

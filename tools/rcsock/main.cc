@@ -2,11 +2,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iostream>
 #include <string>
 
+#include "lib/base/policy.h"
 #include "lib/rendezvous/rdma_wire.h"
 #include "lib/rendezvous/wire.h"
 #include "tools/rcsock/doctor/doctor.h"
@@ -45,12 +47,14 @@ To see what happened:
   rcsock run --lanes=tcp -- CMD            the same program with every lane off
 
 What is not given here is taken from the environment: RCSOCK_LANES,
-RCSOCK_STATS, RCSOCK_LOG, RCSOCK_LOG_FILE, RCSOCK_PEERS.  RCSOCK_PRELOAD names the
-library to preload, where it is neither beside this program nor in ../lib.
+RCSOCK_STATS, RCSOCK_LOG, RCSOCK_LOG_FILE, RCSOCK_PEERS, RCSOCK_MEET_DIR.
+RCSOCK_PRELOAD names the library to preload, where it is neither beside this
+program nor in ../lib.
 rcsock-run(1) has the other variables and the configuration file.
 
 The exit status is the command's; 127 if it was not found, 126 if it could not
-be run, 2 for wrong options, 1 for a missing library.
+be run, 125 where --require-lanes finds no lane, 2 for wrong options, 1 for a
+missing library.
 )";
 
 // Returns what is wrong, in one line.
@@ -68,6 +72,28 @@ std::string Words(const CLI::App& app, const CLI::ParseError& error) {
   return error.what();
 }
 
+// Returns what is wrong with the word of --lanes, or "".
+std::string LanesWrong(std::string& word) {
+  bool shm;
+  bool rdma;
+  if (!word.empty() && rcsock::base::ParseLanes(word.c_str(), &shm, &rdma)) {
+    return "";
+  }
+  return word + " is none of auto, tcp, shm, rdma, and shm,rdma";
+}
+
+// Returns why no lane over shared memory opens here, or "".
+std::string WhyNoSharedMemory() {
+  // Rules are looked at elsewhere; those of the command are not the probe's.
+  const char* set = std::getenv("RCSOCK_RULES");
+  const std::string rules = set != nullptr ? set : "";
+  ::unsetenv("RCSOCK_RULES");
+  const rcsock::tools::ProbeResult probe = rcsock::tools::ProbeHere("shm");
+  if (set != nullptr) ::setenv("RCSOCK_RULES", rules.c_str(), 1);
+  if (!probe.error.empty()) return probe.error;
+  return probe.lane == "shm" ? "" : probe.reason_text;
+}
+
 void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
   CLI::App* run =
       app->add_subcommand("run",
@@ -78,9 +104,13 @@ void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
                   "auto: the best lane there is (default)\n"
                   "shm: shared memory only\n"
                   "rdma: RDMA only\n"
+                  "shm,rdma: both\n"
                   "tcp: none")
-      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}))
+      ->check(CLI::Validator(LanesWrong, ""))
       ->type_name("LANES");
+  run->add_flag("--require-lanes", options->require_lanes,
+                "Fail (125) instead of running over plain TCP where the\n"
+                "configuration is wrong or no lane can be had");
   run->add_option("--profile", options->profile,
                   "What a short wait may cost:\n"
                   "balanced: the CPU time that lanes have saved (default)\n"
@@ -92,6 +122,10 @@ void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
                   "Users, with commas between, whose processes on this host\n"
                   "are as good as our own: shared memory with them, too")
       ->type_name("USERS");
+  run->add_option("--meet-dir", options->meet_dir,
+                  "A directory that containers of this host share: shared\n"
+                  "memory between their network namespaces, too")
+      ->type_name("DIR");
   run->add_option("--config", options->config,
                   "A configuration file (see rcsock-run(1)), instead of\n"
                   "~/.config/rcsock.conf and /etc/rcsock.conf")
@@ -173,7 +207,7 @@ int Main(int argc, char** argv) {
   if (perf.Run(&status)) return status;
   if (stat->parsed()) return rcsock::tools::Stat(stat_options);
   if (doctor->parsed()) return rcsock::tools::Doctor(doctor_options);
-  return rcsock::tools::Run(options);
+  return rcsock::tools::Run(options, WhyNoSharedMemory);
 }
 
 }  // namespace

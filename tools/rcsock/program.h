@@ -8,8 +8,12 @@ namespace rcsock::tools {
 // Returns the file that execvp(3) would run for `command`, or "".
 std::string FindProgram(const std::string& command);
 
-// Returns why the loader will not put the preload into the program at `path`,
-// in words.  Returns "" if the loader will, as far as can be seen from outside.
+// Returns true if the program at `path` has been made by the Go compiler.  Its
+// calls do not pass libc, so that the preload sees no connection.
+bool IsGo(const std::string& path);
+
+// Returns why the preload can do nothing for the program at `path`, in words.
+// Returns "" if it can, as far as can be seen from outside.
 std::string WhyNotPreloadable(const std::string& path);
 
 // Returns the loader that starts the program at `path`, or starts its

@@ -18,7 +18,10 @@
 #include "lib/base/path.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/preload_file.h"
+#include "tools/rcsock/printable.h"
 #include "tools/rcsock/program.h"
+#include "tools/rcsock/require.h"
+#include "tools/rcsock/variables.h"
 
 namespace rcsock::tools {
 namespace {
@@ -26,6 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kUsage = 2;
+constexpr int kNoLane = 125;  // as env(1) and timeout(1) say of themselves
 constexpr int kNotExecutable = 126;
 constexpr int kNotFound = 127;
 
@@ -140,6 +144,10 @@ Policy ApplyConfig(const std::optional<std::string>& file) {
   } else if (file) {
     ::unsetenv("RCSOCK_RULES");
   }
+  // The environment sets it first, as it does all that a rule sets.
+  if (policy.error.empty() && !policy.meet_dir.empty()) {
+    ::setenv("RCSOCK_MEET_DIR", policy.meet_dir.c_str(), 0);
+  }
   return policy;
 }
 
@@ -198,7 +206,8 @@ std::string SetVariables(const RunOptions& options) {
   }
   if (const std::string bad =
           SetPath("RCSOCK_STATS", "--stats", options.stats) +
-          SetPath("RCSOCK_LOG_FILE", "--log-file", options.log_file);
+          SetPath("RCSOCK_LOG_FILE", "--log-file", options.log_file) +
+          SetPath("RCSOCK_MEET_DIR", "--meet-dir", options.meet_dir);
       !bad.empty()) {
     return bad;
   }
@@ -219,71 +228,100 @@ std::string SetVariables(const RunOptions& options) {
   return "";
 }
 
-// Takes the rules of the configuration. Warns if there will be no lane.
-void SetRules(const RunOptions& options) {
+// Takes the rules of the configuration. Warns if there will be no lane. Returns
+// false if the configuration is wrong.
+bool SetRules(const RunOptions& options) {
+  bool good = true;
   if (options.no_config) {
     ::unsetenv("RCSOCK_RULES");
   } else if (const Policy policy = ApplyConfig(options.config);
              !policy.error.empty()) {
+    good = false;
     // The command runs, whatever is wrong with its configuration.
-    std::cerr << "rcsock: " << policy.error << ": running over plain TCP\n";
+    std::cerr << "rcsock: " << policy.error
+              << (options.require_lanes ? "\n" : ": running over plain TCP\n");
   }
   // A user who allows RDMA alone would otherwise learn only from counters that
   // no stream has left TCP.
-  if (Environment("RCSOCK_LANES") == "rdma" && !verbs::AnyDevice()) {
+  if (!options.require_lanes && Environment("RCSOCK_LANES") == "rdma" &&
+      !verbs::AnyDevice()) {
     std::cerr << "rcsock: warning: there is no RDMA device, and no other lane "
                  "is allowed (RCSOCK_LANES=rdma): it runs over plain TCP; "
                  "rcsock doctor says more\n";
   }
+  return good;
 }
 
-// Warns if the program at `path` will not have the preload. Returns false if
-// its loader could not load the preload, so that it must not get it.
-bool TakesPreload(const std::string& path) {
-  if (path.empty()) return true;
+// Names the variables that mean nothing to rcsock: a slip would otherwise show
+// in nothing but what does not happen. Within another `rcsock run` that one has
+// said it.
+void WarnOfVariables() {
+  if (Environment("LD_PRELOAD").find(kPreloadName) != std::string::npos) return;
+  for (const std::string& name : ReadVariables().unknown) {
+    std::cerr << "rcsock: warning: " << Printable(name)
+              << " is set, which means nothing to rcsock (rcsock-run(1) has "
+                 "the variables)\n";
+  }
+}
+
+// Returns why the program at `path` will run over plain TCP, or "". Sets *takes
+// to false if its loader could not load the preload, so that it must not get
+// the preload.
+std::string WhyPlain(const std::string& path, bool* takes) {
+  *takes = true;
+  if (path.empty()) return "";
   const std::string loader = OtherLoader(path);
   if (!loader.empty()) {
-    std::cerr << "rcsock: warning: " << path << " is loaded by " << loader
-              << ", which cannot load the preload: it runs without, over plain "
-                 "TCP\n";
-    return false;
+    *takes = false;
+    return path + " is loaded by " + loader +
+           ", which cannot load the preload: it runs without, over plain TCP";
   }
   const std::string why = WhyNotPreloadable(path);
-  if (!why.empty()) {
-    std::cerr << "rcsock: warning: " << path << " " << why
-              << ": the loader ignores the preload, and it runs over plain "
-                 "TCP\n";
-  }
-  return true;
+  if (why.empty()) return "";
+  return path + " " + why + ", and it runs over plain TCP";
 }
 
-}  // namespace
-
-int Run(const RunOptions& options) {
-  const std::string library = FindLibrary();
-  if (library.empty()) return 1;
-  if (const std::string bad = SetVariables(options); !bad.empty()) {
-    return Fail(kUsage, bad);
-  }
-  SetRules(options);
-  const std::string& command = options.command.front();
-  const std::string path = FindProgram(command);
-  const std::string preload =
-      PreloadList(TakesPreload(path) ? library : "", Environment("LD_PRELOAD"));
-  ::setenv("LD_PRELOAD", preload.c_str(), 1);
-
+// Turns this process into the command. Returns only if that has failed.
+int Become(const std::vector<std::string>& command, bool found) {
   std::vector<char*> argv;
-  for (const std::string& word : options.command) {
+  for (const std::string& word : command) {
     argv.push_back(const_cast<char*>(word.c_str()));
   }
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
   const int error = errno;
-  if (error == ENOENT && !path.empty()) {
-    return Fail(kNotFound, command + ": its interpreter is not there");
+  if (error == ENOENT && found) {
+    return Fail(kNotFound, command.front() + ": its interpreter is not there");
   }
   return Fail(error == ENOENT ? kNotFound : kNotExecutable,
-              command + ": " + std::strerror(error));
+              command.front() + ": " + std::strerror(error));
+}
+
+}  // namespace
+
+int Run(const RunOptions& options, const Trial& why_no_shm) {
+  const std::string library = FindLibrary();
+  if (library.empty()) return options.require_lanes ? kNoLane : 1;
+  WarnOfVariables();
+  if (const std::string bad = SetVariables(options); !bad.empty()) {
+    return Fail(kUsage, bad);
+  }
+  const bool good_rules = SetRules(options);
+  const std::string path = FindProgram(options.command.front());
+  bool takes;
+  std::string plain = WhyPlain(path, &takes);
+  if (options.require_lanes) {
+    if (!good_rules) return kNoLane;
+    // A command that is not there ends as it does without the option.
+    if (plain.empty() && !path.empty()) plain = WhyNoLane(path, why_no_shm);
+    if (!plain.empty()) return Fail(kNoLane, "no lanes: " + plain);
+  } else if (!plain.empty()) {
+    std::cerr << "rcsock: warning: " << plain << "\n";
+  }
+  const std::string preload =
+      PreloadList(takes ? library : "", Environment("LD_PRELOAD"));
+  ::setenv("LD_PRELOAD", preload.c_str(), 1);
+  return Become(options.command, !path.empty());
 }
 
 }  // namespace rcsock::tools

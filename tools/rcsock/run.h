@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/rcsock/config/config.h"
+#include "tools/rcsock/require.h"
 
 namespace rcsock::tools {
 
@@ -14,11 +15,14 @@ struct RunOptions {
   std::optional<std::string> lanes;
   std::optional<std::string> profile;
   std::optional<std::string> stats;
-  std::optional<std::string> peers;  // users, separated by commas
+  std::optional<std::string> peers;     // users, separated by commas
+  std::optional<std::string> meet_dir;  // shared with other containers
   std::optional<int> log;
   std::optional<std::string> log_file;
   std::optional<std::string> config;  // a file, instead of the usual ones
   bool no_config = false;
+  // Fails where no lane can be had, instead of running over plain TCP.
+  bool require_lanes = false;
   std::vector<std::string> command;
 };
 
@@ -40,7 +44,8 @@ Policy ApplyConfig(const std::optional<std::string>& file);
 
 // Turns this process into the command, with the preload.  Returns only if that
 // has failed: writes a line to stderr and returns the exit status.
-int Run(const RunOptions& options);
+// `why_no_shm` tries shared memory, where a lane is required.
+int Run(const RunOptions& options, const Trial& why_no_shm);
 
 }  // namespace rcsock::tools
 

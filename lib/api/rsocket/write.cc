@@ -28,12 +28,15 @@ constexpr std::int64_t kPatienceNs = 1'000'000'000;
 constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::size_t kPage = 4096;
 
-// RCSOCK_PEERS names other users. It is read when the library is loaded, as by
-// librcsock: the program may clear its environment afterwards.
+// RCSOCK_PEERS names other users, and RCSOCK_MEET_DIR a directory in which
+// processes of other containers are met. They are read when the library is
+// loaded, as by librcsock: the program may clear its environment afterwards.
 bool other_users = false;
 [[gnu::constructor]] void ReadOtherUsers() {
-  const char* names = base::Env("RCSOCK_PEERS");
-  other_users = names != nullptr && *names != '\0';
+  for (const char* name : {"RCSOCK_PEERS", "RCSOCK_MEET_DIR"}) {
+    const char* value = base::Env(name);
+    if (value != nullptr && *value != '\0') other_users = true;
+  }
 }
 
 std::int64_t NowNs() {

@@ -26,16 +26,6 @@ OLD_LIBRARIES = {
     },
 }
 
-# The preload defines pthread_create itself. gold exports a name twice that both
-# the objects and a library define.
-PRELOADS = {
-    soname: {
-        version: [name for name in names if name != "pthread_create"]
-        for version, names in versions.items()
-    }
-    for soname, versions in OLD_LIBRARIES.items()
-}
-
 _PACKAGE = "//lib/base/old_glibc:"
 
 # For additional_linker_inputs and linkopts of a cc_binary. A library without a
@@ -44,13 +34,6 @@ OLD_GLIBC_INPUTS = [_PACKAGE + soname for soname in OLD_LIBRARIES]
 OLD_GLIBC_LINKOPTS = ["-Wl,--as-needed"] + [
     "$(location " + one + ")"
     for one in OLD_GLIBC_INPUTS
-]
-
-# The same of the preload.
-PRELOAD_INPUTS = [_PACKAGE + "preload_" + soname for soname in PRELOADS]
-PRELOAD_LINKOPTS = ["-Wl,--as-needed"] + [
-    "$(location " + one + ")"
-    for one in PRELOAD_INPUTS
 ]
 
 def old_library(name, soname, versions):

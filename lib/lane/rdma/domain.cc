@@ -11,6 +11,7 @@
 
 #include "lib/base/config.h"
 #include "lib/base/internal.h"
+#include "lib/lane/bell_cpu.h"
 #include "lib/lane/rdma/deferred.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/memory.h"
@@ -143,13 +144,14 @@ class DeviceDomain final : public Domain {
     // others share the rest in turn: sets have bells from the first one up, and
     // threads from the last one down.
     constexpr int kOwn = 2;
+    const int cpu = BellCpu(bell);
     if (bell >= kPollers) {
       bell = kPollers - 1 - (kBells - 1 - bell) % (kPollers - kOwn);
     }
     auto& poller = pollers_[bell];
     if (poller == nullptr) {
       poller = RdmaPoller::Make(context_, pd_.get(), &*memory_, board_,
-                                deferred_.get(), limits_, bell, error);
+                                deferred_.get(), limits_, bell, cpu, error);
     }
     return poller.get();
   }

@@ -190,6 +190,7 @@ class QpLane final : public RdmaLane {
   bool HalfFull() override;
   bool Arrived() override;
   void Credit() override;
+  void AssureCredit() override;
 
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
@@ -533,6 +534,8 @@ class QpLane final : public RdmaLane {
   ring::Placement waiting_ RC_GUARDED_BY(post_latch_){};
   // A credit is owed that found no room in the queue.
   bool tell_owed_ RC_GUARDED_BY(post_latch_) = false;
+  // The peer has asked: the next credit that it may not know is a wake-up.
+  bool assures_ RC_GUARDED_BY(post_latch_) = false;
   std::uint32_t wakes_sent_ RC_GUARDED_BY(post_latch_) = 0;
   // Written under post_latch_: the last wake-up's credit, the last credit, and
   // for each the bytes consumed by then.

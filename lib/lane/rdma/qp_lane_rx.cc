@@ -146,7 +146,7 @@ bool QpLane::PublishLocked(Chain* chain, bool along) {
       published_.exchange(consumed, std::memory_order_seq_cst);
   // published_ stored -> landed_ loaded, by Starves. The draining thread stores
   // landed_, fences, and looks at published_.
-  const bool wake = consumed > told && Starves();
+  const bool wake = consumed > told && (assures_ || Starves());
   if (wake && StarvesForBytes(landed_.load(std::memory_order_relaxed))) {
     starves_.fetch_add(kStarved, std::memory_order_relaxed);
   }
@@ -167,6 +167,7 @@ std::uint64_t QpLane::Word(std::uint64_t consumed, bool wake) {
   if (wake) {
     told_.store(consumed, std::memory_order_relaxed);
     told_bytes_.store(bytes, std::memory_order_relaxed);
+    assures_ = false;
     ++wakes_sent_;
   }
   return std::uint64_t{wakes_sent_ & 0xffff} << kWakeShift |
@@ -253,6 +254,22 @@ void QpLane::Credit() {
           published_.load(std::memory_order_relaxed)) {
     PublishCredit();
   }
+}
+
+// An older credit word may lie over the newest, and its peer may sleep. Nothing
+// would be written over it while nothing is consumed.
+void QpLane::AssureCredit() {
+  Credit();
+  if (closing_.load(std::memory_order_relaxed) ||
+      consumed_.load(std::memory_order_relaxed) <=
+          told_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  {
+    base::LatchGuard hold(post_latch_);
+    assures_ = true;
+  }
+  PublishCredit();
 }
 
 std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,

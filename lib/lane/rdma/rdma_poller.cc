@@ -38,14 +38,30 @@ std::size_t Hash(std::uint32_t qp_num) {
   return qp_num * std::size_t{0x9e3779b97f4a7c15u} >> 32;
 }
 
+// Destroying a CQ waits until its events have been acknowledged.
+void AckEvents(CqSet* set) {
+  if (set->unacked == 0) return;
+  verbs::calls.ibv_ack_cq_events(set->cq.get(), set->unacked);
+  set->unacked = 0;
+}
+
+// Whether a CQ tells of one of these completions. What has failed may be of a
+// QP that is about to end.
+bool MustTell(const CqSet* set, const ibv_wc* wc, int n) {
+  return std::any_of(wc, wc + n, [set](const ibv_wc& one) {
+    return one.status == IBV_WC_SUCCESS &&
+           (!set->solicited || (one.wr_id & kReceive) != 0);
+  });
+}
+
 }  // namespace
 
 std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
                                              Memory* memory, Board* board,
                                              Deferred* deferred,
                                              const Limits& limits, int bell,
-                                             verbs::Error* error) {
-  const std::uint32_t number = VectorOf(context, bell);
+                                             int cpu, verbs::Error* error) {
+  const std::uint32_t number = VectorOf(context, bell, cpu);
   std::unique_ptr<RdmaPoller> poller(new (std::nothrow) RdmaPoller(
       context, pd, memory, board, deferred, limits, number));
   if (poller == nullptr) return nullptr;
@@ -78,11 +94,7 @@ RdmaPoller::~RdmaPoller() { LetGo(); }
 
 void RdmaPoller::LetGo() {
   if (channel_ != nullptr) FetchEvents();
-  // Destroying a CQ waits until its events have been acknowledged.
-  for (auto& set : sets_) {
-    if (set->unacked == 0) continue;
-    verbs::calls.ibv_ack_cq_events(set->cq.get(), set->unacked);
-  }
+  for (auto& set : sets_) AckEvents(set.get());
   sets_.clear();
   channel_.reset();
   sleepers_.Close();
@@ -121,6 +133,15 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
   return true;
 }
 
+// A broken CQ goes with its last lane.
+void RdmaPoller::DropBrokenSets() {
+  std::erase_if(sets_, [](const auto& set) {
+    if (!set->broken || set->lanes != 0) return false;
+    AckEvents(set.get());
+    return true;
+  });
+}
+
 bool RdmaPoller::HasRoom(CqSet* set) {
   if (set->lanes == 0 && set->shared.losses()) {
     // A new queue has what was lost.
@@ -129,12 +150,13 @@ bool RdmaPoller::HasRoom(CqSet* set) {
       RCSOCK_LOG(1, "rdma: %s: error %d", error.call, error.code);
     }
   }
-  return set->lanes < set->capacity && !set->shared.worn();
+  return set->lanes < set->capacity && !set->broken && !set->shared.worn();
 }
 
 CqSet* RdmaPoller::Admit(bool may_grow, verbs::Error* error) {
   base::LatchGuard hold(latch_);
   CqSet* found = nullptr;
+  DropBrokenSets();
   try {
     for (auto& set : sets_) {
       if (found == nullptr && HasRoom(set.get())) found = set.get();
@@ -223,9 +245,7 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
 }
 
 // No thread would be woken for what comes to these lanes.
-void RdmaPoller::LoseLanesOf(const CqSet* set, int error) {
-  RCSOCK_LOG(1, "rdma: %s: ibv_req_notify_cq: error %d", context_->device->name,
-             error);
+void RdmaPoller::LoseLanesOf(const CqSet* set) {
   for (const Entry& entry : table_) {
     if (entry.lane != nullptr && entry.lane->set_ == set) {
       entry.lane->Lost(base::Reason::kLaneError);
@@ -313,15 +333,39 @@ bool RdmaPoller::DrainLocked(bool to_sleep) {
     }
     anew = false;
     if (!limits_.lazy_events) {
-      bool fired = false;
-      for (auto& set : sets_) fired = fired || set->fired;
-      if (fired) FetchEvents();
+      FetchEventsOfFired();
     } else if (events_ >= kEventsKept) {
       FetchEvents();
     }
     for (auto& set : sets_) anew = ArmSet(set.get()) || anew;
-    if (!anew) return true;
+    if (anew) continue;
+    if (!limits_.lazy_events) {
+      for (auto& set : sets_) set->watch.Empty();
+    }
+    return true;
   }
+}
+
+void RdmaPoller::FetchEventsOfFired() {
+  const auto fired = [](const auto& set) { return set->fired; };
+  if (std::none_of(sets_.begin(), sets_.end(), fired)) return;
+  FetchEvents();
+  for (auto& set : sets_) {
+    if (set->fired && set->watch.owed()) MissEvent(set.get());
+  }
+}
+
+// The set's event is owed, and not there.
+void RdmaPoller::MissEvent(CqSet* set) {
+  if (!set->watch.Overdue(base::NowNs()) || set->broken) return;
+  if (set->solicited) {
+    solicits_ = false;
+    return;  // ArmSet arms for all
+  }
+  RCSOCK_LOG(1, "rdma: %s: a completion queue has lost an event",
+             context_->device->name);
+  set->broken = true;
+  LoseLanesOf(set);
 }
 
 // True: the set has to be polled again.
@@ -337,9 +381,13 @@ bool RdmaPoller::ArmSet(CqSet* set) {
     all = true;
     refused = ibv_req_notify_cq(set->cq.get(), 0);
   }
-  if (refused != 0) [[unlikely]]
-    LoseLanesOf(set, refused);
+  if (refused != 0) [[unlikely]] {
+    RCSOCK_LOG(1, "rdma: %s: ibv_req_notify_cq: error %d",
+               context_->device->name, refused);
+    LoseLanesOf(set);
+  }
   set->solicited = !all;
+  set->watch.Restart();
   if (!set->fired) set->armed = true;
   return true;
 }
@@ -357,6 +405,7 @@ int RdmaPoller::PollSet(CqSet* set) {
   const int n = ibv_poll_cq(set->cq.get(), kBatch, wc);
   if (n <= 0) return 0;
   if (set->armed) Fired(set);
+  if (set->watch.empty() && MustTell(set, wc, n)) set->watch.Came();
   for (int i = 0; i < n; ++i) Handle(set, wc[i]);
   return n;
 }
@@ -437,6 +486,7 @@ void RdmaPoller::ReadEvent(const ibv_cq* cq) {
     if (set->cq.get() != cq) continue;
     set->fired = false;
     set->armed = false;
+    set->watch.Restart();
     if (++set->unacked == 64) {
       verbs::calls.ibv_ack_cq_events(set->cq.get(), 64);
       set->unacked = 0;

@@ -10,6 +10,7 @@
 #include "lib/base/reason.h"
 #include "lib/lane/board.h"
 #include "lib/lane/poller.h"
+#include "lib/lane/rdma/event_watch.h"
 #include "lib/lane/rdma/limits.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/shared_receives.h"
@@ -32,6 +33,8 @@ struct CqSet {
   bool armed = false;          // and no completion taken since
   bool solicited = false;      // ... for solicited completions only
   bool fired = false;          // armed, and completions taken since
+  bool broken = false;         // it has lost an event: takes no new lane
+  EventWatch watch;            // not with Limits::lazy_events
   std::uint32_t unacked = 0;   // events not yet acknowledged
 };
 
@@ -70,15 +73,23 @@ struct CqSet {
 // when its event has been fetched. If the event is not there yet, it may still
 // come, and is an edge for a thread that sleeps now. Or the completions were
 // older than the arming, which then still holds.
+//
+// Lost events. A device that counts fetched events arms a CQ no more whose
+// event is lost. Then threads would sleep until the peer asks over TCP, for
+// each message anew. So each CQ has an EventWatch. If an event is overdue, the
+// CQ is armed for all completions: what a peer sends may not be solicited. If
+// one is overdue even so, the CQ is broken. Its lanes end, and new lanes get
+// another.
 class RdmaPoller final : public Source {
  public:
+  // `cpu`: where the bell's thread runs; -1: not known.
   // Null: failure. The arguments outlive the poller, or last until Retire at
   // the device's end. `deferred` stays even then.
   static std::unique_ptr<RdmaPoller> Make(ibv_context* context, ibv_pd* pd,
                                           Memory* memory, Board* board,
                                           Deferred* deferred,
                                           const Limits& limits, int bell,
-                                          verbs::Error* error);
+                                          int cpu, verbs::Error* error);
   ~RdmaPoller() override;
   // The poller's device ends: lets go of all that is the device's. The object
   // itself stays for ever, doing nothing, since epoll sets may still know it.
@@ -162,7 +173,10 @@ class RdmaPoller final : public Source {
   void Handle(CqSet* set, const ibv_wc& wc) RC_REQUIRES(latch_);
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc)
       RC_REQUIRES(latch_);
-  void LoseLanesOf(const CqSet* set, int error) RC_REQUIRES(latch_);
+  void LoseLanesOf(const CqSet* set) RC_REQUIRES(latch_);
+  void FetchEventsOfFired() RC_REQUIRES(latch_);
+  void MissEvent(CqSet* set) RC_REQUIRES(latch_);
+  void DropBrokenSets() RC_REQUIRES(latch_);
   void FetchEvents() RC_REQUIRES(latch_);
   void ReadAllEvents() RC_REQUIRES(latch_);
   void ReadEvent(const ibv_cq* cq) RC_REQUIRES(latch_);

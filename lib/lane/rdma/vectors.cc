@@ -173,7 +173,19 @@ std::uint32_t ChooseVector(const std::vector<cpu_set_t>& cpus,
   return near[(first + turn) % near.size()];
 }
 
-std::uint32_t VectorOf(const ibv_context* context, int bell) {
+std::optional<std::uint32_t> VectorOfCpu(const std::vector<cpu_set_t>& cpus,
+                                         std::uint32_t vectors, int cpu,
+                                         int bell) {
+  if (cpu < 0 || cpu >= CPU_SETSIZE) return std::nullopt;
+  std::vector<std::uint32_t> own;
+  for (std::uint32_t i = 0; i < vectors && i < cpus.size(); ++i) {
+    if (CPU_ISSET(static_cast<std::size_t>(cpu), &cpus[i])) own.push_back(i);
+  }
+  if (own.empty()) return std::nullopt;
+  return own[static_cast<std::uint32_t>(bell) % own.size()];
+}
+
+std::uint32_t VectorOf(const ibv_context* context, int bell, int cpu) {
   constexpr int kDevices = 8;
   static constinit Known* known[kDevices] = {};
   const auto vectors =
@@ -207,6 +219,9 @@ std::uint32_t VectorOf(const ibv_context* context, int bell) {
       if (::sched_getaffinity(0, sizeof device.allowed, &device.allowed) != 0) {
         std::memset(&device.allowed, 0xff, sizeof device.allowed);
       }
+    }
+    if (const auto own = VectorOfCpu(device.cpus, vectors, cpu, bell)) {
+      return *own;
     }
     return ChooseVector(device.cpus, vectors, device.allowed, device.cpu,
                         device.random, bell);

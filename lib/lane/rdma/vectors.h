@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "lib/verbs/verbs.h"
@@ -27,9 +28,16 @@ std::uint32_t ChooseVector(const std::vector<cpu_set_t>& cpus,
                            std::uint32_t vectors, const cpu_set_t& allowed,
                            int cpu, std::uint32_t random, int bell);
 
-// The completion vector for a bell's poller on this device. Reads the device's
-// interrupts once in a process. For the conductor alone.
-std::uint32_t VectorOf(const ibv_context* context, int bell);
+// The vector whose interrupt goes to `cpu`. If several do, bells get them in
+// turn. None: no vector of the first `vectors` does.
+std::optional<std::uint32_t> VectorOfCpu(const std::vector<cpu_set_t>& cpus,
+                                         std::uint32_t vectors, int cpu,
+                                         int bell);
+
+// The completion vector for a bell's poller on this device: one of `cpu`, where
+// the bell's thread runs, or if there is none, one of the process's. Reads the
+// device's interrupts once in a process. For the conductor alone.
+std::uint32_t VectorOf(const ibv_context* context, int bell, int cpu);
 
 }  // namespace rcsock::lane::rdma
 

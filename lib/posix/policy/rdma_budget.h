@@ -4,7 +4,7 @@
 #include <cstdint>
 
 // Which streams may have one of the few rdma lanes.  This room decides, and
-// knows no stream: lib/posix/budget.cc has the streams, and moves them.
+// knows no stream: lib/posix/socket/budget.cc has the streams, and moves them.
 namespace rcsock::posix {
 
 // What a stream moves, over at least a second. span 0: not known yet.

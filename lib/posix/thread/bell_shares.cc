@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "lib/lane/bell_cpu.h"
 #include "lib/lane/shm/layout.h"
 
 namespace rcsock::posix {
@@ -53,8 +54,10 @@ int TakeFewest(std::atomic<int> (&counts)[kBells], int first, int step,
 
 int TakeBell(bool thread) {
   const int most = Most(32);
-  return thread ? TakeFewest(holders, kFirst + most - 1, -1, most)
-                : TakeFewest(holders, kFirst, 1, most);
+  const int bell = thread ? TakeFewest(holders, kFirst + most - 1, -1, most)
+                          : TakeFewest(holders, kFirst, 1, most);
+  lane::NoteBellCpu(bell);
+  return bell;
 }
 
 void GiveBell(int bell) {
@@ -66,6 +69,7 @@ int QueueOfThread() {
   // A queue takes three or four descriptors.
   if (tls_queue == 0) {
     tls_queue = TakeFewest(queue_holders, kBells - 1, -1, Most(64));
+    lane::NoteBellCpu(tls_queue);
   }
   return tls_queue;
 }

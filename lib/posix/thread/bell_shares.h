@@ -5,6 +5,11 @@
 
 namespace rcsock::posix {
 
+// The bell on which every poll() and select() of the process sleeps, beside the
+// bells that its streams ring.  It tells of what happens to a stream in this
+// process, and rings for the lanes to other hosts.
+constexpr int kPollBell = 1;
+
 // Chooses the bell of an epoll set, or of a thread that polls: a free bell if
 // there is any, else the bell with the fewest holders.  Sets take from the
 // first bells up, and threads from the last bells down.  A bell that is given

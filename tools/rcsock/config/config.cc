@@ -22,6 +22,7 @@
 
 #include "lib/base/bytes.h"
 #include "lib/base/config.h"
+#include "lib/base/path.h"
 #include "lib/base/policy.h"
 
 namespace rcsock::tools {
@@ -359,6 +360,16 @@ void ReadFile(const std::string& path, Policy* policy, Strings* lists) {
   Compiler top(true, lists);
   std::uint32_t top_line = 0;
   for (const auto& [key, node] : file) {
+    if (key.str() == "meet_dir") {
+      const auto path = node.value_exact<std::string>();
+      if (!path || !path->starts_with('/') ||
+          path->size() > base::kLongestPath) {
+        throw Wrong(node, "meet_dir is the absolute path of a directory");
+      }
+      // The user's file comes first.
+      if (policy->meet_dir.empty()) policy->meet_dir = *path;
+      continue;
+    }
     if (key.str() != "rule") {
       top.Take(key.str(), node);
       const std::uint32_t line = node.source().begin.line;

@@ -12,6 +12,7 @@ namespace rcsock::tools {
 struct Policy {
   std::string rules;                // "": nothing
   std::vector<std::string> places;  // "FILE:LINE" of each rule
+  std::string meet_dir;             // RCSOCK_MEET_DIR; "": nothing
   std::string error;                // "": none; else one line, "FILE:LINE: ..."
 };
 

@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "lib/base/policy.h"
 #include "tools/rcsock/counters/counters.h"
 #include "tools/rcsock/doctor/findings.h"
 #include "tools/rcsock/doctor/gpus.h"
@@ -54,6 +55,14 @@ std::string LanesAllowed() {
   return lanes == nullptr ? "" : lanes;
 }
 
+// Returns true if this RCSOCK_LANES allows `lane`, shm or rdma.
+bool Allows(const std::string& set, const std::string& lane) {
+  bool shm;
+  bool rdma;
+  base::ParseLanes(set.c_str(), &shm, &rdma);
+  return lane == "shm" ? shm : rdma;
+}
+
 // Returns the lanes to try on this host: shm, unless the environment or rules
 // say which.
 std::string LanesHere(const std::string& rules) {
@@ -73,13 +82,19 @@ std::string MendOf(const std::string& reason) {
       {"no_device", "rdma link add rxe0 type rxe netdev NETDEV, or an HCA"},
       {"device_left_alone",
        "`devices` of the configuration, or RCSOCK_DEVICES, names the device "
-       "with `-`, or only others"},
+       "with `-`, or only others; without hardware it wants --lanes=rdma"},
       {"no_rdma_library", "apt install librdmacm1 ibverbs-providers"},
       {"no_route", "ip route get PEER must show a device's network device"},
       {"rdma_rejected", "run `rcsock doctor` on the other host"},
       {"rdma_timeout", "a firewall? RoCE v2 is UDP port 4791, iWARP is TCP"},
       {"memlock", "ulimit -l unlimited, on both hosts"},
       {"different_key", "the same RCSOCK_KEY_FILE on both hosts"},
+      {"other_namespace",
+       "RCSOCK_MEET_DIR=DIR at both ends, a directory that both containers "
+       "share"},
+      {"meet_dir", "see `meeting directory`"},
+      {"translated_address",
+       "reach the peer by its own address, or by one that is only DNAT's"},
       {"peer_without_rcsock", "rcsock run -- PROGRAM on the other end, too"},
       {"different_uid",
        "both programs as the same user, or `rcsock run --peers` at both ends"},
@@ -134,8 +149,9 @@ void Report(const std::string& about, const std::string& wanted,
     return;
   }
   std::string mend;
-  if (!set.empty() && set != "auto" && set != wanted &&
-      (!wanted.empty() || result.reason == "policy")) {
+  if (!set.empty() &&
+      (wanted.empty() ? set != "auto" && result.reason == "policy"
+                      : !Allows(set, wanted))) {
     mend =
         fmt::format("RCSOCK_LANES={} keeps it away: unset RCSOCK_LANES", set);
   } else if (!rule.empty()) {
@@ -298,6 +314,7 @@ int Doctor(const DoctorOptions& options) {
   const std::string set = LanesAllowed();
   ExamineVariables(&findings);
   ExamineKey(&findings);
+  ExamineMeeting(&findings);
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);

@@ -22,9 +22,11 @@
 
 #include "lib/base/config.h"
 #include "lib/base/unique_fd.h"
+#include "lib/rendezvous/meet_directory.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/doctor/limits.h"
 #include "tools/rcsock/printable.h"
+#include "tools/rcsock/variables.h"
 
 namespace rcsock::tools {
 namespace {
@@ -126,31 +128,41 @@ void ExamineAccess(Findings* findings) {
 }  // namespace
 
 void ExamineVariables(Findings* findings) {
-  std::vector<std::string> set;
-  for (char** at = environ; *at != nullptr; ++at) {
-    if (std::strncmp(*at, "RCSOCK_", 7) == 0) set.emplace_back(*at);
+  const Variables all = ReadVariables();
+  for (const std::string& one : all.known) {
+    findings->Note("environment", fmt::format("{} is set", Printable(one)));
   }
-  std::sort(set.begin(), set.end());
-  for (const std::string& one : set) {
-    const std::string name = one.substr(0, one.find('='));
-    const bool known =
-        std::any_of(std::begin(base::kVariables), std::end(base::kVariables),
-                    [&](const char* variable) { return name == variable; });
-    // The library's place, what exec hands on, and the variables of tests.
-    if (name == "RCSOCK_PRELOAD" || name == "RCSOCK_INHERIT" ||
-        name.rfind("RCSOCK_TEST_", 0) == 0 ||
-        name.rfind("RCSOCK_GUEST_", 0) == 0) {
-      continue;
-    }
-    if (known) {
-      findings->Note("environment", fmt::format("{} is set", Printable(one)));
-    } else {
-      findings->Warn("environment",
-                     fmt::format("{} is set, which means nothing to rcsock",
-                                 Printable(name)),
-                     "rcsock-run(1) has the variables");
-    }
+  for (const std::string& name : all.unknown) {
+    findings->Warn("environment",
+                   fmt::format("{} is set, which means nothing to rcsock",
+                               Printable(name)),
+                   "rcsock-run(1) has the variables");
   }
+}
+
+void ExamineMeeting(Findings* findings) {
+  const char* path = std::getenv("RCSOCK_MEET_DIR");
+  if (path == nullptr || *path == '\0') return;
+  base::LoadConfig();
+  const std::string about = "meeting directory";
+  if (!rendezvous::meet_directory::Given()) {
+    findings->Bad(about, fmt::format("{}: no absolute path", Printable(path)),
+                  "RCSOCK_MEET_DIR=/DIR");
+    return;
+  }
+  const int error = rendezvous::meet_directory::TryOut();
+  if (error == 0) {
+    findings->Good(about,
+                   fmt::format("{} takes sockets; whoever shares it can meet "
+                               "processes here",
+                               Printable(path)));
+    return;
+  }
+  findings->Bad(about,
+                fmt::format("{}: {}: no lanes between network namespaces",
+                            Printable(path), std::strerror(error)),
+                "a local directory (not a symbolic link) that this user can "
+                "write to: mkdir -m 1777 DIR");
 }
 
 void ExamineKey(Findings* findings) {

@@ -24,6 +24,9 @@ void ExamineVariables(Findings* findings);
 // Examines the file of RCSOCK_KEY_FILE, if that is set.
 void ExamineKey(Findings* findings);
 
+// Examines the directory of RCSOCK_MEET_DIR, if that is set.
+void ExamineMeeting(Findings* findings);
+
 // Examines kernel, limits, permissions and namespaces.  Returns true if there
 // is a device whose verbs may be used.
 bool ExamineHost(Findings* findings);

@@ -94,6 +94,12 @@ class PingPong {
     bad = Await(RDMA_CM_EVENT_ESTABLISHED);
     return bad.empty() ? Await(RDMA_CM_EVENT_ESTABLISHED) : bad;
   }
+  bool software() const {
+    ibv_device_attr attr;
+    return verbs::Query(client_.id->verbs, &attr, nullptr) &&
+           (attr.vendor_id == verbs::kVendorRxe ||
+            attr.vendor_id == verbs::kVendorSiw);
+  }
   bool iwarp() const { return verbs::IsIwarp(client_.id->verbs); }
 
   std::string SendRecv() {
@@ -307,6 +313,7 @@ int VerbsMain(const std::string& address) {
     good += std::string(good.empty() ? "" : ", ") + one.name;
   }
   told["good"] = good;
+  if (bad.empty()) told["software"] = pair.software();
   std::cout << told.dump(-1, ' ', false,
                          nlohmann::json::error_handler_t::replace)
             << std::endl;
@@ -346,6 +353,12 @@ void ExamineVerbs(const DeviceAddress& address, Findings* findings) {
                                  ? " (iWARP has no immediates: a lane writes, "
                                    "then sends)"
                                  : ""));
+  if (told.value("software", false)) {
+    findings->Note(about,
+                   "a device without hardware, slower than TCP: by default "
+                   "streams stay on TCP (device_left_alone)",
+                   "rcsock run --lanes=rdma, or `devices` that name it");
+  }
 }
 
 void ExamineRoute(const sockaddr_storage& peer, const std::string& name,

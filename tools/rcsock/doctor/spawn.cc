@@ -44,6 +44,11 @@ void SetEnvironment(const Under& under) {
       std::getenv("RCSOCK_PROMOTE_OPS") != nullptr) {
     ::setenv("RCSOCK_PROMOTE_OPS", "1", 1);
   }
+  // A probe tries devices without hardware, too: a list that names them says
+  // so.
+  if (rules == nullptr || std::strstr(rules, "devices=") == nullptr) {
+    ::setenv("RCSOCK_DEVICES", "*", 0);
+  }
   ::unsetenv("RCSOCK_STATS");
 }
 

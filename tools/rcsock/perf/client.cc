@@ -106,6 +106,7 @@ void Client::TakeFromServer(Test* test) {
     } else if (type == "ready" && test->port == 0) {
       test->port =
           static_cast<std::uint16_t>(NumberField(*message, "port", 1, 65535));
+      test->outcome.there = HostFromJson(Field(*message, "host"));
     } else if (type == "result" && test->port != 0) {
       test->outcome.server = SideFromJson(Field(*message, "side"));
       if (message->contains("calls")) {

@@ -33,6 +33,7 @@ Start a server at one end, then measure from the other:
   rcsock perf -s
   rcsock perf -c HOST                        a stream for ten seconds, over the best lane
   rcsock perf -c HOST --latency              round trips, with percentiles
+  rcsock perf -c HOST --latency --rate 10000 the latency at that load
   rcsock perf -c HOST --short                connections made and ended, per second
   rcsock perf -c HOST --connections 10000 --active 64
                                              round trips over very many connections
@@ -74,6 +75,8 @@ CLI::Validator SizeWithin(std::uint64_t low, std::uint64_t high) {
       "SIZE");
 }
 
+constexpr int kRounds = 3;
+
 }  // namespace
 
 struct Options {
@@ -94,9 +97,10 @@ struct Options {
   bool brief = false;
   std::uint64_t connections = 0;
   std::optional<std::uint64_t> active;
+  double rate = 0;
   std::vector<std::string> transports;
   bool compare = false;
-  int rounds = 3;
+  int rounds = kRounds;
   std::string report;
   bool syscalls = false;
   std::string affinity;
@@ -141,8 +145,8 @@ void Check(const Options& options) {
   if (options.server &&
       (mode != Mode::kStream || options.seconds || options.bytes > 0 ||
        options.parallel > 1 || options.size || options.interval ||
-       options.settle || options.reverse || options.both || options.active ||
-       !options.transports.empty() || options.compare ||
+       options.settle || options.rate > 0 || options.reverse || options.both ||
+       options.active || !options.transports.empty() || options.compare ||
        !options.report.empty() || options.syscalls ||
        options.memory != "host")) {
     Wrong("-s takes -p, -B, -1, -A and -J: the client says what is measured");
@@ -158,9 +162,15 @@ void Check(const Options& options) {
       (options.reverse || options.both || options.bytes > 0)) {
     Wrong("-R, --bidir and -n are for streams");
   }
+  if (options.rounds != kRounds && !options.compare && options.report.empty()) {
+    Wrong("--rounds needs --compare or --report");
+  }
   if (options.bytes > 0 && options.seconds) Wrong("only one of -t and -n");
   if (options.active && options.connections == 0) {
     Wrong("--active needs --connections");
+  }
+  if (options.rate > 0 && (mode != Mode::kMessages || options.active)) {
+    Wrong("--rate needs --latency or --connections, and no --active");
   }
   if (options.active && *options.active > options.connections) {
     Wrong("--active can't be more than --connections");
@@ -216,8 +226,10 @@ Spec SpecOf(const Options& options) {
       options.size.value_or(spec.mode == Mode::kStream ? 128 << 10 : 64);
   spec.connections =
       options.connections > 0 ? options.connections : options.parallel;
-  spec.active = options.connections == 0
-                    ? spec.connections
+  spec.rate = options.rate;
+  // At a rate, there is no number of round trips under way.
+  spec.active = options.connections == 0 || options.rate > 0
+                    ? std::min(spec.connections, kMaxActive)
                     : options.active.value_or(
                           std::min<std::uint64_t>(options.connections, 64));
   // Lanes are made one after the other.
@@ -391,7 +403,8 @@ int RunReport(const Options& options) {
   // Before the minutes of measuring, not after them.
   NewFile file(options.report);
   Rounds rounds(options.host, options.port, TransportsOf(options));
-  const Report report = Measure(&rounds, SpecOf(options), options.host);
+  const Report report =
+      Measure(&rounds, SpecOf(options), options.host, options.rounds);
   file.Commit(Page(report));
   if (options.json) {
     fmt::print("{}\n", ToJson(report).dump(2));
@@ -486,6 +499,11 @@ void AddKinds(CLI::App* perf, Options* options) {
                    "So many round trips of them under way at a time (64)")
       ->check(CLI::Range(std::uint64_t{1}, kMaxActive))
       ->type_name("N");
+  perf->add_option("--rate", options->rate,
+                   "Begin so many round trips a second at random times,\n"
+                   "whether or not those before have ended")
+      ->check(CLI::Range(1.0, kMaxRate))
+      ->type_name("N");
 }
 
 // Over what, and what is compared.
@@ -499,11 +517,11 @@ void AddTransports(CLI::App* perf, Options* options) {
       ->delimiter(',')
       ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp", "verbs"}))
       ->type_name("NAME");
-  auto* compare = perf->add_flag("--compare", options->compare,
-                                 "Run the transports in turn and compare them");
-  perf->add_option("--rounds", options->rounds, "Of --compare")
+  perf->add_flag("--compare", options->compare,
+                 "Run the transports in turn and compare them");
+  perf->add_option("--rounds", options->rounds,
+                   "Runs for each figure of --compare and --report")
       ->check(CLI::Range(1, 99))
-      ->needs(compare)
       ->capture_default_str()
       ->type_name("N");
   perf->add_option("--report", options->report,

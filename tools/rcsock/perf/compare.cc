@@ -21,6 +21,16 @@ std::string WhyNotUsed(const Outcome& outcome) {
                      why.empty() ? "" : " (" + why + ")");
 }
 
+// The same for people, who do not know rcsock's keys.
+std::string InWords(const Outcome& outcome) {
+  const std::string why = outcome.WhyTcpInWords();
+  if (outcome.Share() < 0.01) {
+    return "its bytes stayed on TCP" + (why.empty() ? "" : ": " + why);
+  }
+  return fmt::format("only {} of its bytes were on the lane{}",
+                     Percent(outcome.Share()), why.empty() ? "" : ": " + why);
+}
+
 // Returns how many times better `row` is than `base`.
 double Ratio(const Row& row, const Row& base) {
   const double a = row.MedianFigure();
@@ -44,6 +54,16 @@ double Row::MedianFigure() const {
   return MedianOf(std::move(figures));
 }
 
+std::pair<double, double> Row::Spread() const {
+  double least = runs.front().Figure();
+  double most = least;
+  for (const Outcome& run : runs) {
+    least = std::min(least, run.Figure());
+    most = std::max(most, run.Figure());
+  }
+  return {least, most};
+}
+
 const Outcome& Row::Median() const {
   std::vector<const Outcome*> sorted;
   for (const Outcome& run : runs) sorted.push_back(&run);
@@ -61,7 +81,7 @@ Rounds::Rounds(std::string host, std::uint16_t port,
       port_(port),
       client_(std::make_unique<Client>(host_, port_)) {
   for (const Transport transport : transports) {
-    entries_.push_back({transport, ""});
+    entries_.push_back({transport, "", ""});
   }
 }
 
@@ -76,7 +96,8 @@ std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
     Row& row = rows.emplace_back();
     row.transport = spec.transport = entry.transport;
     row.failed = entry.failed;
-    if (row.failed.empty()) row.failed = spec.WhyNot();
+    row.plain = entry.plain;
+    if (row.failed.empty()) row.failed = row.plain = spec.WhyNot();
     if (!row.failed.empty()) continue;
     const std::string run = fmt::format("{}: {}", what, Name(spec.transport));
     if (lines_) {
@@ -94,7 +115,11 @@ std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
         row.runs.push_back(std::move(outcome));
       } else {
         row.failed = WhyNotUsed(outcome);
-        if (outcome.Share() < 0.01) entry.failed = row.failed;
+        row.plain = InWords(outcome);
+        if (outcome.Share() < 0.01) {
+          entry.failed = row.failed;
+          entry.plain = row.plain;
+        }
       }
     } catch (const Error& error) {
       client_.reset();
@@ -103,6 +128,7 @@ std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
         throw;
       }
       row.failed = entry.failed = error.what();
+      row.plain = entry.plain = row.failed;
     }
   }
   progress_.Clear();
@@ -114,18 +140,21 @@ Client* Rounds::client() {
   return client_.get();
 }
 
-std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count) {
+std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count,
+                         const std::string& what) {
   std::vector<Row> all;
   for (int round = 1; round <= count; ++round) {
     std::vector<Row> rows =
-        rounds->Run(spec, fmt::format("round {} of {}", round, count));
+        rounds->Run(spec, fmt::format("{}round {} of {}", what, round, count));
     if (all.empty()) {
       all = std::move(rows);
       continue;
     }
     for (std::size_t i = 0; i < rows.size(); ++i) {
       for (Outcome& run : rows[i].runs) all[i].runs.push_back(std::move(run));
-      if (!rows[i].failed.empty()) all[i].failed = rows[i].failed;
+      if (rows[i].failed.empty()) continue;
+      all[i].failed = rows[i].failed;
+      all[i].plain = rows[i].plain;
     }
   }
   return all;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/rcsock/perf/client.h"
@@ -18,12 +19,15 @@ struct Row {
   Transport transport = Transport::kTcp;
   std::vector<Outcome> runs;
   std::string failed;  // why there is no figure; "": there is one
+  std::string plain;   // the same in words for people
 
   // The median figure, and the run that has it.  Of an even number, Median
   // returns the worse run of the two in the middle, whose figure is not the
   // median.
   double MedianFigure() const;
   const Outcome& Median() const;
+  // The smallest and the largest figure.
+  std::pair<double, double> Spread() const;
   bool good() const { return failed.empty() && !runs.empty(); }
 };
 
@@ -48,6 +52,7 @@ class Rounds {
   struct Entry {
     Transport transport;
     std::string failed;
+    std::string plain;
   };
 
   const std::string host_;
@@ -59,7 +64,9 @@ class Rounds {
   bool lines_ = false;
 };
 
-std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count);
+// Runs the transports `count` times in turn.  `what` begins the progress line.
+std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count,
+                         const std::string& what = "");
 void PrintComparison(const Spec& spec, const std::vector<Row>& rows);
 nlohmann::json ToJson(const std::vector<Row>& rows);
 

@@ -2,11 +2,17 @@
 // many.
 
 #include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
+#include <cstdint>
+#include <ctime>
 #include <deque>
+#include <random>
 
 #include "tools/rcsock/perf/error.h"
 #include "tools/rcsock/perf/meter.h"
@@ -81,7 +87,27 @@ class Loop {
   template <typename Each>
   void Wait(Each each) {
     std::array<epoll_event, kEvents> events;
-    const int n = ::epoll_wait(set_.get(), events.data(), kEvents, 1000);
+    Serve(events, ::epoll_wait(set_.get(), events.data(), kEvents, 1000), each);
+  }
+
+  // Waits for that long at most.  libc has this call from glibc 2.35 on, and
+  // kernels before 5.11 lack it: then the wait has whole milliseconds.
+  template <typename Each>
+  void WaitNs(std::int64_t ns, Each each) {
+    constexpr std::int64_t kSecond = 1'000'000'000;
+    std::array<epoll_event, kEvents> events;
+    const timespec limit{ns / kSecond, ns % kSecond};
+    long n = ::syscall(SYS_epoll_pwait2, set_.get(), events.data(), kEvents,
+                       &limit, nullptr, 0);
+    if (n < 0 && errno == ENOSYS) {
+      n = ::epoll_wait(set_.get(), events.data(), kEvents,
+                       static_cast<int>(ns / 1'000'000));
+    }
+    Serve(events, static_cast<int>(n), each);
+  }
+
+  template <typename Each>
+  void Serve(const std::array<epoll_event, kEvents>& events, int n, Each each) {
     if (n < 0 && errno != EINTR) FailErrno("epoll_wait");
     for (int e = 0; e < n; ++e) {
       const epoll_event& event = events[static_cast<std::size_t>(e)];
@@ -92,7 +118,7 @@ class Loop {
   }
 
   void Post(std::size_t i, std::size_t size) {
-    states_[i].left = size;
+    states_[i].left += size;
     Push(i);
   }
 
@@ -100,8 +126,9 @@ class Loop {
   void Push(std::size_t i) {
     State& state = states_[i];
     while (state.left > 0) {
-      const ssize_t n = ::send(state.fd, buffer_.data(), state.left,
-                               MSG_DONTWAIT | MSG_NOSIGNAL);
+      const ssize_t n =
+          ::send(state.fd, buffer_.data(), std::min(state.left, buffer_.size()),
+                 MSG_DONTWAIT | MSG_NOSIGNAL);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno != EAGAIN) FailErrno("send");
       if (n < 0) break;
@@ -180,6 +207,80 @@ class AskLoop : public Loop {
   std::deque<std::size_t> idle_;
 };
 
+// Asks at random times, at a rate, over random connections.  A latency counts
+// from when its question was due, so that an end that stands still is charged
+// for all that was due meanwhile.
+class PoissonLoop : public Loop {
+ public:
+  using Loop::Loop;
+
+  void Run(Meter* meter) {
+    for (State& state : states_) state.settled = true;
+    sent_.resize(states_.size());
+    answer_.resize(spec_.size);
+    next_ = NowNs();
+    while (!meter->stopped()) {
+      const std::int64_t now = NowNs();
+      // Answers are taken even if more is due than can be sent.
+      for (int i = 0; i < kBurst && next_ <= now; ++i, next_ += Gap()) {
+        due_.push_back(next_);
+      }
+      AskDue();
+      Take(std::clamp<std::int64_t>(next_ - NowNs(), 0, kLongestWait));
+    }
+    while (under_way_ > 0) Take(kLongestWait);
+    for (const std::int64_t due : due_) Record(due);
+  }
+
+ private:
+  static constexpr int kBurst = 64;
+  static constexpr std::size_t kMostOnOne = 64;  // questions without an answer
+  static constexpr std::int64_t kLongestWait = 1'000'000'000;
+
+  std::int64_t Gap() {
+    return static_cast<std::int64_t>(-std::log(1 - part_(random_)) * 1e9 /
+                                     spec_.rate);
+  }
+
+  void Record(std::int64_t due) {
+    tally_->latency.Record(static_cast<std::uint64_t>(NowNs() - due));
+  }
+
+  // Sends what is due, while any connection takes more.
+  void AskDue() {
+    while (!due_.empty() && under_way_ < kMostOnOne * states_.size()) {
+      std::size_t i = random_() % states_.size();
+      while (sent_[i].size() == kMostOnOne) i = (i + 1) % states_.size();
+      sent_[i].push_back(due_.front());
+      due_.pop_front();
+      ++under_way_;
+      Post(i, spec_.size);
+    }
+  }
+
+  void Take(std::int64_t wait_ns) {
+    WaitNs(wait_ns, [&](std::size_t i) {
+      Got got = Got::kAll;
+      while ((got = Pull(i, spec_.size, answer_.data())) == Got::kAll) {
+        if (sent_[i].empty()) Fail("an answer to no question");
+        Record(sent_[i].front());
+        sent_[i].pop_front();
+        --under_way_;
+        Tally::Add(&tally_->messages, 1);
+      }
+      if (got == Got::kEnd) Fail("the server has closed a connection");
+    });
+  }
+
+  std::vector<std::deque<std::int64_t>> sent_;  // when due, by connection
+  std::deque<std::int64_t> due_;                // and not yet sent
+  std::vector<char> answer_;
+  std::size_t under_way_ = 0;
+  std::int64_t next_ = 0;
+  std::mt19937_64 random_{7};  // each transport gets the same times
+  std::uniform_real_distribution<double> part_{0, 1};
+};
+
 class AnswerLoop : public Loop {
  public:
   using Loop::Loop;
@@ -238,7 +339,11 @@ void MessageLoop(Meter* meter, const Job& job, const std::vector<Fd>& fds) {
       return;
     }
     meter->Begin();
-    AskLoop(job.spec, fds, tally).Run(meter);
+    if (job.spec.rate > 0) {
+      PoissonLoop(job.spec, fds, tally).Run(meter);
+    } else {
+      AskLoop(job.spec, fds, tally).Run(meter);
+    }
     for (const Fd& fd : fds) ::shutdown(fd.get(), SHUT_WR);
   });
 }

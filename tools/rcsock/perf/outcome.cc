@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
+#include "lib/base/reason.h"
 #include "tools/rcsock/perf/fields.h"
 
 namespace rcsock::perf {
@@ -123,6 +125,25 @@ std::string Outcome::WhyTcp() const {
   for (const auto& [reason, count] : reasons) {
     if (!why.empty()) why += ", ";
     why += reason;
+  }
+  return why;
+}
+
+std::string Outcome::WhyTcpInWords() const {
+  constexpr const char* kTexts[] = {
+#define X(id, key, text) text,
+      RCSOCK_REASONS(X)
+#undef X
+  };
+  std::string why;
+  for (const auto& [reason, count] : reasons) {
+    for (std::size_t i = 0; i < std::size(kTexts); ++i) {
+      if (reason != base::kReasonKeys[i]) continue;
+      // An RDMA lane was asked for by name, wherever the peer is.
+      const bool device = reason == base::ReasonKey(base::Reason::kNoDevice);
+      why += (why.empty() ? "" : "; ") +
+             std::string(device ? "there is no RDMA device" : kTexts[i]);
+    }
   }
   return why;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/rcsock/perf/host.h"
 #include "tools/rcsock/perf/side.h"
 #include "tools/rcsock/perf/spec.h"
 
@@ -29,6 +30,7 @@ struct Outcome {
   Spec spec;
   Side client;
   Side server;
+  HostFacts there;  // the server
   std::vector<Interval> intervals;
   // The preload's counts of the client's process: bytes by lane, and why
   // connections were on TCP.
@@ -52,8 +54,10 @@ struct Outcome {
   std::string Lane() const;
   // False if a lane was asked for by name and the bytes went over TCP.
   bool LaneUsed() const;
-  // Why the lane was not used, in rcsock's words; "" if there are none.
+  // Why the lane was not used, by rcsock's keys; "" if there are none.
   std::string WhyTcp() const;
+  // The same in words for people.
+  std::string WhyTcpInWords() const;
   // The figure that counts for the mode: throughput, the median round trip or
   // the rate.  MoreIsBetter says whether a larger figure is better.
   double Figure() const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tools/rcsock/perf/median.h"
 #include "tools/rcsock/perf/plot.h"
 #include "tools/rcsock/perf/report.h"
 
@@ -20,14 +21,13 @@ constexpr char kStyle[] = R"(
   --ink: #e8ecf1; --soft: #a3adb9; --grid: #37414d; --tcp: #f59a4f; --shm: #69aefc;
   --rdma: #3fd0a4; --verbs: #bb95f7; --auto: #f583b5; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 16px; max-width: 1180px; background: var(--back);
+body { margin: 0 auto; padding: 16px; max-width: 1000px; background: var(--back);
   color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: .3em 0; }
 h2 { font-size: 1.1rem; margin: 0 0 .2em; }
 p { margin: .3em 0; }
 .soft { color: var(--soft); font-size: .9rem; }
-.plots { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr));
-  margin: 16px 0; }
+.plots { display: grid; gap: 24px; grid-template-columns: minmax(0, 1fr); margin: 16px 0; }
 .card { background: var(--card); border-radius: 10px; padding: 14px; min-width: 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; width: 100%; }
@@ -38,17 +38,21 @@ td b { font-weight: 600; }
 svg { display: block; width: 100%; height: auto; }
 svg.key { display: inline-block; width: 24px; height: 12px; vertical-align: middle; margin-right: 4px; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: .9rem; margin: .2em 0 .5em; }
-.tick, .axis { font-size: 11px; fill: var(--soft); }
+.tick, .axis { font-size: 15px; fill: var(--soft); }
 .axis { font-weight: 600; }
 .grid { stroke: var(--grid); stroke-width: 1; fill: none; }
-.line { fill: none; stroke-width: 2.2; stroke-linejoin: round; stroke-linecap: round; }
+.line { fill: none; stroke-width: 3; stroke-linejoin: round; stroke-linecap: round; }
 .line.tcp { stroke: var(--tcp); } .line.shm { stroke: var(--shm); } .line.rdma { stroke: var(--rdma); }
 .line.verbs { stroke: var(--verbs); stroke-dasharray: 6 4; } .line.auto { stroke: var(--auto); }
-.dot { stroke: var(--card); stroke-width: 1.2; }
+.spread { fill: none; stroke-width: 8; opacity: .35; }
+.spread.tcp { stroke: var(--tcp); } .spread.shm { stroke: var(--shm); } .spread.rdma { stroke: var(--rdma); }
+.spread.verbs { stroke: var(--verbs); } .spread.auto { stroke: var(--auto); }
+.dot { stroke: var(--card); stroke-width: 1.6; }
 .dot.tcp { fill: var(--tcp); } .dot.shm { fill: var(--shm); } .dot.rdma { fill: var(--rdma); }
 .dot.verbs { fill: var(--verbs); } .dot.auto { fill: var(--auto); }
 code { white-space: nowrap; }
 @media (max-width: 560px) {
+  .tick, .axis { font-size: 24px; }
   .overview table, .overview tbody { display: block; }
   .overview tr { display: grid; grid-template-columns: 1fr auto 3.6em; padding: 6px 0; }
   .overview tr:first-child { display: none; }
@@ -57,7 +61,8 @@ code { white-space: nowrap; }
   .overview td[data-what]::before { content: attr(data-what); color: var(--soft); text-align: left; }
 }
 details { margin-top: .5em; } summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
-@media print { body { max-width: none; } .card { break-inside: avoid; } }
+@media print { @page { size: landscape; } body { max-width: none; padding: 0; }
+  .plots .card { break-inside: avoid; break-before: page; } }
 )";
 
 constexpr double kLastPart = 0.9999;  // where the curves of latency end
@@ -132,7 +137,7 @@ std::string LatencyCard(const std::vector<Row>& rows) {
   double low = 1e18;
   double high = 0;
   std::string table =
-      "<table><tr><th>us</th><th>min</th><th>50%</th><th>90%</th><th>99%</th>"
+      "<table><tr><th></th><th>min</th><th>50%</th><th>90%</th><th>99%</th>"
       "<th>99.9%</th><th>99.99%</th><th>max</th></tr>";
   for (const Row& row : rows) {
     if (!row.good()) continue;
@@ -156,12 +161,10 @@ std::string LatencyCard(const std::vector<Row>& rows) {
     low = std::min(low, series.points.front().first);
     high = std::max(high, series.points.back().first);
     all.push_back(std::move(series));
-    table += "<tr>" + Cell(Title(row.transport)) +
-             Cell(fmt::format("{:.3g}", UsAt(latency, 0)));
-    for (const double part : kParts) {
-      table += Cell(fmt::format("{:.3g}", UsAt(latency, part)));
-    }
-    table += Cell(fmt::format("{:.3g}", UsAt(latency, 1))) + "</tr>";
+    table +=
+        "<tr>" + Cell(Title(row.transport)) + Cell(Micros(UsAt(latency, 0)));
+    for (const double part : kParts) table += Cell(Micros(UsAt(latency, part)));
+    table += Cell(Micros(UsAt(latency, 1))) + "</tr>";
   }
   if (all.empty()) return "";
   Axis x{"round trip", true, DecadeTicks(std::max(low, 0.001), high),
@@ -203,15 +206,24 @@ std::string PointsCard(const std::string& title, const std::string& note,
         cells.push_back("-");
         gaps += fmt::format("<p class=\"soft\">{} at {}: {}</p>", series.name,
                             x.text(static_cast<double>(point.at)),
-                            Escaped(row.failed));
+                            Escaped(row.plain));
         continue;
       }
-      const double figure = value(row.Median());
-      cells.push_back(text(figure));
-      if (figure <= 0) continue;
+      std::vector<double> samples;
+      for (const Outcome& run : row.runs) samples.push_back(value(run));
+      const auto [least, most] =
+          std::minmax_element(samples.begin(), samples.end());
+      const double figure = MedianOf(samples);
+      cells.push_back(row.runs.size() < 2
+                          ? text(figure)
+                          : fmt::format("{} <small>({} to {})</small>",
+                                        text(figure), text(*least),
+                                        text(*most)));
+      if (*least <= 0) continue;
       series.points.emplace_back(static_cast<double>(point.at), figure);
-      low = std::min(low, figure);
-      high = std::max(high, figure);
+      series.spread.emplace_back(*least, *most);
+      low = std::min(low, *least);
+      high = std::max(high, *most);
     }
     if (series.points.empty()) continue;
     missing += gaps;
@@ -252,11 +264,17 @@ std::string Summary(const std::vector<Row>& rows, Transport transport,
   const Outcome& run = row->Median();
   double ratio = 0;
   if (base != nullptr && base != row) {
-    const double a = run.Figure();
-    const double b = base->Median().Figure();
+    const double a = row->MedianFigure();
+    const double b = base->MedianFigure();
     if (a > 0 && b > 0) ratio = run.MoreIsBetter() ? a / b : b / a;
   }
-  return Cell(Figure(run), what) + Cell("<b>" + Times(ratio) + "</b>");
+  std::string text = FigureOf(run.spec, row->MedianFigure());
+  if (row->runs.size() > 1) {
+    const auto [least, most] = row->Spread();
+    text += fmt::format("<br><small>{} to {}</small>",
+                        FigureOf(run.spec, least), FigureOf(run.spec, most));
+  }
+  return Cell(text, what) + Cell("<b>" + Times(ratio) + "</b>");
 }
 
 // Returns the smallest share over all of a transport's runs, so that none hides
@@ -298,8 +316,8 @@ std::string Overview(const Report& report) {
   for (const Row& row : report.latency) {
     const Transport transport = row.transport;
     if (!row.good()) {
-      left_out += fmt::format("<p class=\"soft\">{} is left out: {}</p>\n",
-                              Title(transport), Escaped(row.failed));
+      left_out += fmt::format("<p class=\"soft\">{} is not shown: {}.</p>\n",
+                              Title(transport), Escaped(row.plain));
       continue;
     }
     html += "<tr>" + Cell(LegendKey(Name(transport)) + Title(transport)) +
@@ -341,15 +359,19 @@ std::string Page(const Report& report) {
       "<meta name=\"viewport\" content=\"width=device-width, "
       "initial-scale=1\">\n<title>rcsock perf: {0}</title>\n<style>{1}</style>"
       "</head><body>\n<h1>rcsock perf: to {0}</h1>\n"
-      "<p class=\"soft\">{2}. The client: {3}. {4:g} s for each figure, the "
-      "transports in turn. The ratios are against plain TCP.</p>\n"
+      "<p class=\"soft\">{2}. The client, {3}. The server, {9}.</p>\n"
+      "<p class=\"soft\">Each figure is the median of {10}, {4:g} s each, the "
+      "transports in turn; beside it the least and the most. The ratios are "
+      "against plain TCP.</p>\n"
       "{5}<div class=\"plots\">\n{6}{7}{8}</div>\n"
       "<p class=\"soft\">\"On the lane\" is the part of the bytes that the "
       "kernel's TCP has not carried, by the kernel's own count; the smallest "
       "of all runs. Made by <code>rcsock perf --report</code>.</p>\n"
       "</body></html>\n",
-      Escaped(report.host), kStyle, Escaped(report.date), Escaped(report.here),
-      report.seconds, Overview(report), latency, throughput, rate);
+      Escaped(report.host), kStyle, Escaped(report.date),
+      Escaped(Words(report.here)), report.seconds, Overview(report), latency,
+      throughput, rate, Escaped(Words(report.there)),
+      report.rounds == 1 ? "one run" : fmt::format("{} runs", report.rounds));
 }
 
 }  // namespace rcsock::perf

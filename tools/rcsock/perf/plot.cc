@@ -8,12 +8,14 @@
 namespace rcsock::perf {
 namespace {
 
-constexpr double kWidth = 360;
-constexpr double kHeight = 256;
-constexpr double kLeft = 46;
-constexpr double kRight = 12;
-constexpr double kTop = 20;
-constexpr double kBottom = 36;
+// As wide and high as a slide; on a phone the style sheet makes the text
+// larger.
+constexpr double kWidth = 720;
+constexpr double kHeight = 380;
+constexpr double kLeft = 84;
+constexpr double kRight = 20;
+constexpr double kTop = 34;
+constexpr double kBottom = 62;
 
 double Place(const Axis& axis, double value, double from, double to) {
   double low = axis.ticks.front();
@@ -49,17 +51,17 @@ std::string Marker(const std::string& style, double x, double y,
                        inner);
   };
   if (style == "shm") {
-    return path(fmt::format("M{:.1f} {:.1f}h7v7h-7z", x - 3.5, y - 3.5));
+    return path(fmt::format("M{:.1f} {:.1f}h10v10h-10z", x - 5, y - 5));
   }
   if (style == "rdma") {
-    return path(fmt::format("M{:.1f} {:.1f}l4.5 8h-9z", x, y - 5));
+    return path(fmt::format("M{:.1f} {:.1f}l6.5 11h-13z", x, y - 7));
   }
   if (style == "verbs") {
     return path(
-        fmt::format("M{:.1f} {:.1f}l4.5 4.5l-4.5 4.5l-4.5 -4.5z", x, y - 4.5));
+        fmt::format("M{:.1f} {:.1f}l6.5 6.5l-6.5 6.5l-6.5 -6.5z", x, y - 6.5));
   }
   return fmt::format(
-      "<circle class=\"dot {}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3.8\">{}"
+      "<circle class=\"dot {}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5.4\">{}"
       "</circle>",
       style, x, y, inner);
 }
@@ -129,27 +131,27 @@ std::string Plot(const std::string& title, const Axis& x, const Axis& y,
         "<path class=\"grid\" d=\"M{} {:.1f}H{}\"/>"
         "<text class=\"tick\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}"
         "</text>\n",
-        kLeft, at, kWidth - kRight, kLeft - 6, at + 4,
+        kLeft, at, kWidth - kRight, kLeft - 8, at + 5,
         Escaped(TickText(y, tick)));
   }
   // As many labels as there is room for.
   const std::size_t every = (x.ticks.size() + 4) / 5;
   for (std::size_t i = 0; i < x.ticks.size(); ++i) {
     const double at = X(x, x.ticks[i]);
-    svg += fmt::format("<path class=\"grid\" d=\"M{:.1f} {}v4\"/>", at,
+    svg += fmt::format("<path class=\"grid\" d=\"M{:.1f} {}v6\"/>", at,
                        kHeight - kBottom);
     if (i % every != 0) continue;
     svg += fmt::format(
         "<text class=\"tick\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"{}\">{}"
         "</text>\n",
-        at, kHeight - kBottom + 16,
-        at > kWidth - kRight - 15 ? "end" : "middle",
+        at, kHeight - kBottom + 26,
+        at > kWidth - kRight - 24 ? "end" : "middle",
         Escaped(TickText(x, x.ticks[i])));
   }
   svg += fmt::format(
-      "<text class=\"axis\" x=\"{}\" y=\"11\">{}</text>"
+      "<text class=\"axis\" x=\"{}\" y=\"20\">{}</text>"
       "<text class=\"axis\" x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n",
-      4, Escaped(y.label), kWidth - kRight, kHeight - 4, Escaped(x.label));
+      4, Escaped(y.label), kWidth - kRight, kHeight - 8, Escaped(x.label));
   for (const Series& line : series) {
     std::string d;
     for (const auto& [px, py] : line.points) {
@@ -158,6 +160,12 @@ std::string Plot(const std::string& title, const Axis& x, const Axis& y,
     }
     if (d.empty()) continue;
     svg += fmt::format("<path class=\"line {}\" d=\"{}\"/>\n", line.style, d);
+    for (std::size_t i = 0; i < line.spread.size(); ++i) {
+      svg +=
+          fmt::format("<path class=\"spread {}\" d=\"M{:.1f} {:.1f}V{:.1f}\"/>",
+                      line.style, X(x, line.points[i].first),
+                      Y(y, line.spread[i].first), Y(y, line.spread[i].second));
+    }
     if (!line.markers) continue;
     for (const auto& [px, py] : line.points) {
       svg +=
@@ -171,9 +179,9 @@ std::string Plot(const std::string& title, const Axis& x, const Axis& y,
 
 std::string LegendKey(const std::string& style) {
   return fmt::format(
-      "<svg class=\"key\" viewBox=\"0 0 24 12\" aria-hidden=\"true\">"
-      "<path class=\"line {}\" d=\"M1 6H23\"/>{}</svg>",
-      style, Marker(style, 12, 6, ""));
+      "<svg class=\"key\" viewBox=\"0 0 36 18\" aria-hidden=\"true\">"
+      "<path class=\"line {}\" d=\"M1 9H35\"/>{}</svg>",
+      style, Marker(style, 18, 9, ""));
 }
 
 }  // namespace rcsock::perf

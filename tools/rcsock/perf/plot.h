@@ -14,6 +14,8 @@ struct Series {
   std::string name;
   std::string style;
   std::vector<std::pair<double, double>> points;
+  // The least and the most of the samples of each point; empty: not shown.
+  std::vector<std::pair<double, double>> spread;
   bool markers = true;
 };
 

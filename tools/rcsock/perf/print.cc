@@ -99,6 +99,12 @@ void PrintRate(const Outcome& outcome) {
       "{:<14} {} in {:.2f} s: {}/s", brief ? "connections" : "round trips",
       Number(client.messages), client.seconds, Count(outcome.Rate())));
   PrintQuantiles(brief ? "whole exchange" : "latency", client.latency);
+  if (outcome.spec.rate > 0) {
+    Line(
+        fmt::format("{:<14} {} were asked for; each counts from when it was "
+                    "due",
+                    "", Count(outcome.spec.rate) + "/s"));
+  }
   if (brief || outcome.spec.connections > 1) {
     PrintQuantiles("connect", client.connect);
   }
@@ -196,6 +202,11 @@ std::string Describe(const Spec& spec) {
           size, Plural(spec.connections, "connection"),
           spec.gpu < 0 ? "" : fmt::format(", memory of GPU {}", spec.gpu));
     case Mode::kMessages:
+      if (spec.rate > 0) {
+        return fmt::format("round trips of {}, {}, {}/s at random times", size,
+                           Plural(spec.connections, "connection"),
+                           Number(static_cast<std::uint64_t>(spec.rate)));
+      }
       return fmt::format("round trips of {}, {}, {} under way", size,
                          Plural(spec.connections, "connection"),
                          Number(spec.active));

@@ -2,8 +2,6 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <sys/utsname.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -18,13 +16,6 @@ constexpr std::uint64_t kConnections[] = {1, 4, 16, 64, 256, 1024};
 constexpr std::uint64_t kActive = 64;
 constexpr std::uint64_t kSmall = 64;
 
-std::string Here() {
-  utsname name{};
-  ::uname(&name);
-  return fmt::format("Linux {}, {} CPUs", name.release,
-                     ::sysconf(_SC_NPROCESSORS_ONLN));
-}
-
 nlohmann::json ToJson(const std::vector<Point>& points, const char* key) {
   nlohmann::json json = nlohmann::json::array();
   for (const Point& point : points) {
@@ -35,10 +26,15 @@ nlohmann::json ToJson(const std::vector<Point>& points, const char* key) {
 
 }  // namespace
 
-Report Measure(Rounds* rounds, const Spec& spec, const std::string& host) {
+Report Measure(Rounds* rounds, const Spec& spec, const std::string& host,
+               int count) {
+  const auto measure = [&](const Spec& run, const std::string& what) {
+    return Compare(rounds, run, count, what + ", ");
+  };
   Report report;
   report.host = host;
-  report.here = Here();
+  report.here = ThisHost();
+  report.rounds = count;
   report.date =
       fmt::format("{:%Y-%m-%d %H:%M} UTC", fmt::gmtime(std::time(nullptr)));
   report.seconds = spec.seconds;
@@ -47,7 +43,10 @@ Report Measure(Rounds* rounds, const Spec& spec, const std::string& host) {
   run.settle = spec.settle;
   run.mode = Mode::kMessages;
   run.size = kSmall;
-  report.latency = rounds->Run(run, "latency");
+  report.latency = measure(run, "latency");
+  for (const Row& row : report.latency) {
+    if (row.good()) report.there = row.Median().there;
+  }
   for (const std::uint64_t connections : kConnections) {
     run.connections = connections;
     run.active = std::min(connections, kActive);
@@ -55,7 +54,7 @@ Report Measure(Rounds* rounds, const Spec& spec, const std::string& host) {
         kMaxSettle, spec.settle + 0.002 * static_cast<double>(connections));
     report.connections.push_back(
         {connections,
-         rounds->Run(run, fmt::format("{} connections", connections))});
+         measure(run, fmt::format("{} connections", connections))});
   }
   run.mode = Mode::kStream;
   run.connections = run.active = 1;
@@ -63,9 +62,8 @@ Report Measure(Rounds* rounds, const Spec& spec, const std::string& host) {
   for (const std::uint64_t size : kSizes) {
     run.size = size;
     report.sizes.push_back(
-        {size,
-         rounds->Run(run, fmt::format("stream, messages of {}",
-                                      Bytes(static_cast<double>(size))))});
+        {size, measure(run, fmt::format("stream, messages of {}",
+                                        Bytes(static_cast<double>(size))))});
   }
   return report;
 }
@@ -88,7 +86,8 @@ void PrintReport(const Report& report) {
 nlohmann::json ToJson(const Report& report) {
   return {{"host", report.host},
           {"date", report.date},
-          {"here", report.here},
+          {"here", ToJson(report.here)},
+          {"there", ToJson(report.there)},
           {"latency", ToJson(report.latency)},
           {"throughput", ToJson(report.sizes, "size")},
           {"connections", ToJson(report.connections, "connections")}};

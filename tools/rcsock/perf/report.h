@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/rcsock/perf/compare.h"
+#include "tools/rcsock/perf/host.h"
 
 namespace rcsock::perf {
 
@@ -18,16 +19,20 @@ struct Point {
 
 struct Report {
   std::string host;  // the server
-  std::string here;  // kernel, CPUs
+  HostFacts here;
+  HostFacts there;
   std::string date;
   double seconds = 0;  // of each run
+  int rounds = 1;      // of each figure
   std::vector<Row> latency;
   std::vector<Point> sizes;        // throughput
   std::vector<Point> connections;  // round trips a second
 };
 
 // `spec` gives the duration and the settling.  Measure chooses the rest.
-Report Measure(Rounds* rounds, const Spec& spec, const std::string& host);
+// Each figure is the median of `count` runs.
+Report Measure(Rounds* rounds, const Spec& spec, const std::string& host,
+               int count);
 void PrintReport(const Report& report);
 nlohmann::json ToJson(const Report& report);
 // Returns one page of HTML that needs no other file.

@@ -94,8 +94,9 @@ class Session {
   void OnLine(const nlohmann::json& line) {
     const std::string type = TypeOf(line);
     if (type == "listening") {
-      wire_.Send(
-          {{"type", "ready"}, {"port", NumberField(line, "port", 1, 65535)}});
+      wire_.Send({{"type", "ready"},
+                  {"port", NumberField(line, "port", 1, 65535)},
+                  {"host", ToJson(ThisHost())}});
     } else if (type == "error") {
       throw Error(TextField(line, "message", 1000));
     } else if (type == "result") {

@@ -61,7 +61,8 @@ bool UnderRcsock(Transport transport) {
 }
 
 bool Spec::Threads() const {
-  return mode != Mode::kMessages || (active == connections && active <= 32);
+  return mode != Mode::kMessages ||
+         (rate == 0 && active == connections && active <= 32);
 }
 
 std::uint64_t Spec::BytesEach() const {
@@ -72,6 +73,7 @@ std::string Spec::WhyNot() const {
   if (transport == Transport::kVerbs && connections > kMaxLinks) {
     return fmt::format("verbs: at most {} connections", kMaxLinks);
   }
+  if (transport == Transport::kVerbs && rate > 0) return "verbs: no --rate";
   if (gpu >= 0 && transport == Transport::kVerbs) {
     return "verbs: no memory of a GPU";
   }
@@ -90,6 +92,7 @@ nlohmann::json ToJson(const Spec& spec) {
           {"size", spec.size},
           {"connections", spec.connections},
           {"active", spec.active},
+          {"rate", spec.rate},
           {"settle", spec.settle},
           {"traced", spec.traced},
           {"client_cpu", CpuToJson(spec.client_cpu)},
@@ -110,6 +113,7 @@ Spec SpecFromJson(const nlohmann::json& json) {
       spec.mode == Mode::kMessages ? kMaxConnections : kMaxParallel);
   spec.active = NumberField(
       json, "active", 1, std::min<std::uint64_t>(spec.connections, kMaxActive));
+  spec.rate = RealField(json, "rate", 0, kMaxRate);
   spec.settle = RealField(json, "settle", 0, kMaxSettle);
   spec.traced = BoolField(json, "traced");
   spec.client_cpu = CpuFromJson(json, "client_cpu");

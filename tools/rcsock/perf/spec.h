@@ -37,8 +37,11 @@ struct Spec {
   std::uint64_t size = 128 << 10;  // of a message
   std::uint64_t connections = 1;   // kShort: threads that make them
   std::uint64_t active = 1;        // kMessages: round trips under way
-  double settle = 3;               // most seconds to wait for the lane
-  bool traced = false;             // count system calls
+  // kMessages: round trips that begin in a second, at random times, whether or
+  // not those before have ended.  0: each begins when another one has ended.
+  double rate = 0;
+  double settle = 3;    // most seconds to wait for the lane
+  bool traced = false;  // count system calls
   // The CPU that each end's measuring process is bound to.  -1: any.
   int client_cpu = -1;
   int server_cpu = -1;
@@ -65,6 +68,7 @@ constexpr int kMaxCpu = 8191;
 constexpr int kMaxGpu = 255;
 constexpr std::uint64_t kMaxLinks = 256;  // of verbs
 constexpr double kMaxSettle = 60;
+constexpr double kMaxRate = 1e7;
 
 nlohmann::json ToJson(const Spec& spec);
 // Throws Error.

@@ -17,14 +17,14 @@ namespace rcsock::perf {
 // object with a "type".
 //
 //   client -> server  test    the spec and a token: get ready
-//   server -> client  ready   the port of the data connections
+//   server -> client  ready   the port of the data connections, and the host
 //   client -> server  finish  the client has measured
 //   server -> client  result  what the server has measured
 //   either            error   in words; nothing comes after it
 //
 // A connection carries any number of tests in turn.  Each end takes what comes
 // for hostile until it has checked it.
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kMaxMessage = 1 << 20;
 constexpr std::uint16_t kDefaultPort = 18592;
 

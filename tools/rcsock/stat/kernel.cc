@@ -207,6 +207,20 @@ char StateOf(pid_t pid) {
   return at == std::string::npos || at + 2 >= line.size() ? '\0' : line[at + 2];
 }
 
+std::uint64_t StartOf(pid_t pid) {
+  constexpr int kField = 22;  // of proc(5), counted from the pid
+  std::ifstream file(Proc(pid, "stat"));
+  std::string line;
+  std::getline(file, line);
+  const std::size_t at = line.rfind(')');
+  if (at == std::string::npos) return 0;
+  std::istringstream words(line.substr(at + 1));
+  std::string word;
+  for (int i = 3; i <= kField; ++i) words >> word;
+  long start = 0;
+  return Number(word, &start) ? static_cast<std::uint64_t>(start) : 0;
+}
+
 uid_t UserOf(pid_t pid) {
   struct stat info {};
   return ::stat(Proc(pid, "").c_str(), &info) == 0 ? info.st_uid : ~uid_t{0};

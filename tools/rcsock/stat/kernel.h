@@ -18,6 +18,9 @@ std::string ProgramOf(pid_t pid);  // as ps(1) shows it
 std::string FileOf(pid_t pid);     // the name of its file
 // Returns the state letter of /proc/PID/stat ('T': stopped), or 0.
 char StateOf(pid_t pid);
+// Returns when the process began, in clock ticks since boot, or 0: it has
+// ended.
+std::uint64_t StartOf(pid_t pid);
 uid_t UserOf(pid_t pid);
 // Whether the process has the thread that answers, by the thread's name.
 bool HasConductor(pid_t pid);

@@ -17,6 +17,7 @@
 #include "lib/base/reason.h"
 #include "lib/rendezvous/address.h"
 #include "lib/verbs/verbs.h"
+#include "tools/rcsock/program.h"
 #include "tools/rcsock/stat/ask.h"
 #include "tools/rcsock/stat/ask_apart.h"
 #include "tools/rcsock/stat/kernel.h"
@@ -40,18 +41,18 @@ class Guess {
   explicit Guess(const ProcessPicture& process) {
     const std::string lanes = VariableOf(process.pid, "RCSOCK_LANES");
     usual_bytes_ = VariableOf(process.pid, "RCSOCK_PROMOTE_BYTES").empty();
-    const bool any = lanes.empty() || lanes == "auto";
     config_.lanes_given = !lanes.empty();
-    config_.terms.shm = any || lanes == "shm";
-    config_.terms.rdma = any || lanes == "rdma";
+    base::ParseLanes(lanes.c_str(), &config_.terms.shm, &config_.terms.rdma);
     const std::string rules = VariableOf(process.pid, "RCSOCK_RULES");
     if (!base::ParseRules(rules.c_str(), FileOf(process.pid).c_str(),
                           process.program.c_str(), &config_.rules)) {
       // As in LoadConfig: the process has no lanes then.
       config_.terms.shm = config_.terms.rdma = false;
     }
+    go_ = IsGo("/proc/" + std::to_string(process.pid) + "/exe");
   }
   base::Reason Why(const posix::SnapshotStream& stream) const {
+    if (go_) return base::Reason::kRawCalls;
     const bool accepted = stream.acceptor != 0;
     const base::Terms terms =
         TermsFor(config_, stream.peer,
@@ -80,6 +81,7 @@ class Guess {
 
   base::Config config_;
   bool usual_bytes_;
+  bool go_;  // its calls do not pass libc
 };
 
 // Asks the processes that may be asked, and finds those with the preload.

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lib/posix/snapshot.h"
+#include "lib/posix/socket/snapshot.h"
 #include "tools/rcsock/counters/counters.h"
 
 namespace rcsock::tools {

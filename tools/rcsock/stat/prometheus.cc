@@ -9,6 +9,7 @@
 
 #include "lib/base/reason.h"
 #include "tools/rcsock/stat/picture.h"
+#include "tools/rcsock/stat/programs.h"
 
 namespace rcsock::tools {
 namespace {
@@ -76,11 +77,10 @@ class Page {
 // The metrics of one process.
 class ProcessPage {
  public:
-  ProcessPage(const ProcessPicture& process, Page* page)
+  ProcessPage(const ProcessPicture& process, Labels who, Page* page)
       : process_(process),
         total_(process.total),
-        who_({{"program", process.program},
-              {"pid", std::to_string(process.pid)}}),
+        who_(std::move(who)),
         page_(page) {}
 
   void Add() {
@@ -90,9 +90,16 @@ class ProcessPage {
     page_->Gauge("rcsock_up", "1 if the process answers", who_, silent ? 0 : 1);
     if (!silent) AddOpen();
     if (process_.source != Source::kAnswer) return;
-    AddTotals();
-    AddReasons();
-    AddLanes();
+    AddAll();
+  }
+
+  void AddProgram(const ProgramPicture& program) {
+    page_->Gauge("rcsock_processes", "Processes of the program under rcsock",
+                 With("answer", "yes"), program.answering);
+    page_->Gauge("rcsock_processes", "Processes of the program under rcsock",
+                 With("answer", "no"), program.silent);
+    AddOpen();
+    AddAll();
   }
 
  private:
@@ -100,6 +107,12 @@ class ProcessPage {
     Labels labels = who_;
     labels.emplace_back(key, value);
     return labels;
+  }
+
+  void AddAll() {
+    AddTotals();
+    AddReasons();
+    AddLanes();
   }
 
   // The connections that are open.
@@ -187,13 +200,8 @@ class ProcessPage {
   Page* const page_;
 };
 
-}  // namespace
-
-std::string AsPrometheus(const Picture& picture) {
-  Page page;
-  for (const ProcessPicture& process : picture.processes) {
-    ProcessPage(process, &page).Add();
-  }
+void AddDevices(const Picture& picture, Page* to) {
+  Page& page = *to;
   for (const auto& [name, totals] : Devices(picture)) {
     page.Gauge("rcsock_device_streams", "Open connections on the device",
                {{"device", name}}, totals.streams);
@@ -217,6 +225,29 @@ std::string AsPrometheus(const Picture& picture) {
       }
     }
   }
+}
+
+}  // namespace
+
+std::string AsPrometheus(const Picture& picture) {
+  Page page;
+  for (const ProcessPicture& process : picture.processes) {
+    ProcessPage(
+        process,
+        {{"program", process.program}, {"pid", std::to_string(process.pid)}},
+        &page)
+        .Add();
+  }
+  AddDevices(picture, &page);
+  return page.Text();
+}
+
+std::string AsPrometheus(const ProgramPictures& programs, const Picture& look) {
+  Page page;
+  for (const auto& [name, program] : programs) {
+    ProcessPage(program.sum, {{"program", name}}, &page).AddProgram(program);
+  }
+  AddDevices(look, &page);
   return page.Text();
 }
 

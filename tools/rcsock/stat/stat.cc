@@ -14,6 +14,8 @@
 #include <thread>
 
 #include "tools/rcsock/stat/picture.h"
+#include "tools/rcsock/stat/programs.h"
+#include "tools/rcsock/stat/serve.h"
 
 namespace rcsock::tools {
 namespace {
@@ -30,6 +32,7 @@ or its lines show what the kernel knows.
   rcsock stat --over 5           once, with rates over five seconds
   rcsock stat --json | jq ...    for scripts; every number is exact
   rcsock stat --prometheus       for the textfile collector of node exporter
+  rcsock stat --serve 9419       for Prometheus itself, at 127.0.0.1:9419/metrics
 
 LANE    tcp, shm (shared memory) or rdma
 STATE   tcp, seeking its peer, switching, on_lane
@@ -69,6 +72,25 @@ int Status(const Picture& picture) {
              : 0;
 }
 
+void AddServe(CLI::App* stat, StatOptions* options) {
+  stat->add_option("--serve", options->serve,
+                   "Serve totals of each program to Prometheus, by HTTP at\n"
+                   "[HOST:]PORT/metrics (HOST: 127.0.0.1)")
+      ->type_name("ADDRESS")
+      ->excludes("--json")
+      ->excludes("--prometheus");
+}
+
+// Serves the sums of programs.
+int ServePrograms(const StatOptions& options) {
+  Programs programs;
+  return Serve(*options.serve, [&] {
+    const Picture look =
+        Collect({options.pid, options.program, options.timeout_ms});
+    return AsPrometheus(programs.Add(look), look);
+  });
+}
+
 }  // namespace
 
 CLI::App* AddStat(CLI::App* app, StatOptions* options) {
@@ -80,6 +102,7 @@ CLI::App* AddStat(CLI::App* app, StatOptions* options) {
   stat->add_flag("--prometheus", options->prometheus,
                  "Totals in Prometheus' text format")
       ->excludes(json);
+  AddServe(stat, options);
   auto* watch = stat->add_option("--watch", options->watch,
                                  "Again every SECONDS (1), until interrupted")
                     ->check(CLI::Range(0.1, 86400.0))
@@ -106,6 +129,7 @@ CLI::App* AddStat(CLI::App* app, StatOptions* options) {
 }
 
 int Stat(const StatOptions& options) {
+  if (options.serve) return ServePrograms(options);
   const CollectOptions collect{options.pid, options.program,
                                options.timeout_ms};
   Picture picture = Collect(collect);

@@ -13,8 +13,9 @@ namespace rcsock::tools {
 struct StatOptions {
   bool json = false;
   bool prometheus = false;
-  std::optional<double> watch;  // seconds between pictures
-  std::optional<double> over;   // seconds over which rates are taken
+  std::optional<std::string> serve;  // [HOST:]PORT
+  std::optional<double> watch;       // seconds between pictures
+  std::optional<double> over;        // seconds over which rates are taken
   int pid = 0;
   std::string program;  // a glob; "": any
   int timeout_ms = 500;

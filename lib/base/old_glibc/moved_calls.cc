@@ -1,0 +1,148 @@
+// Functions that glibc 2.34 moved from libpthread and libdl into libc. The
+// preload calls them wherever they are, and names neither library: the loader
+// of a later glibc would open both at each exec, and they hold nothing there.
+// The third library, libgcc_s, must stay: glibc unwinds a cancelled thread with
+// that one, and another copy of the unwinder cannot read its state.
+//
+// A call may come before any constructor, and before a sanitizer's runtime has
+// begun. So this file calls only the loader and lib/base/image_symbols.h.
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include "lib/base/image_symbols.h"
+
+namespace {
+
+namespace base = rcsock::base;
+
+// What libdl is made of before glibc 2.34. libc has them for itself.
+using OpenMode = void*(const char* path, int mode);
+constexpr int kByDlopen = static_cast<int>(0x80000000);
+
+// Returns the first definition in the order of loading but for this library's
+// own, as the loader would have bound it.
+void* Find(const char* name) {
+  for (const link_map* image = _r_debug.r_map; image != nullptr;
+       image = image->l_next) {
+    if (image->l_ld == _DYNAMIC) continue;
+    if (void* found = base::ImageSymbols(image).Find(name)) return found;
+  }
+  return nullptr;
+}
+
+// The program needs neither library, so nobody has loaded them. They become
+// visible to all, as if this library named them.
+void LoadOldLibraries() {
+  const auto open = reinterpret_cast<OpenMode*>(Find("__libc_dlopen_mode"));
+  if (open == nullptr) return;
+  open("libpthread.so.0", RTLD_NOW | RTLD_GLOBAL | kByDlopen);
+  open("libdl.so.2", RTLD_NOW | RTLD_GLOBAL | kByDlopen);
+}
+
+// Before the program begins: later a handler may make the first call, or a
+// process that has left the folder of its libraries.
+[[gnu::constructor]] void LoadEarly() {
+  if (Find("pthread_create") == nullptr || Find("dlopen") == nullptr) {
+    LoadOldLibraries();
+  }
+}
+
+}  // namespace
+
+// Without one of these glibc no program would have begun with this library.
+extern "C" [[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_moved(
+    const char* name) {
+  void* found = Find(name);
+  if (found == nullptr) {
+    LoadOldLibraries();
+    found = Find(name);
+  }
+  if (found == nullptr) __builtin_trap();
+  return found;
+}
+
+// For lib/base/image_symbols.h: glibc has it from 2.35 on.
+extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
+    void* address, dl_find_object* result) noexcept {
+  static decltype(&::_dl_find_object) slot = nullptr;
+  auto found = __atomic_load_n(&slot, __ATOMIC_ACQUIRE);
+  if (found == nullptr) {
+    found = reinterpret_cast<decltype(found)>(Find("_dl_find_object"));
+    __atomic_store_n(&slot, found, __ATOMIC_RELEASE);
+  }
+  return found != nullptr ? found(address, result) : -1;
+}
+
+// Each goes on to the function itself with the arguments, and the caller, of
+// its own. Threads that race for the slot store equal values.
+#define MOVED(name)                   \
+  __asm__(                            \
+      ".pushsection .text\n"          \
+      ".globl " #name                 \
+      "\n"                            \
+      ".hidden " #name                \
+      "\n"                            \
+      ".type " #name                  \
+      ", @function\n"                 \
+      ".p2align 4\n" #name            \
+      ":\n"                           \
+      ".cfi_startproc\n"              \
+      "endbr64\n"                     \
+      "mov rcsock_moved_" #name       \
+      "(%rip), %r11\n"                \
+      "test %r11, %r11\n"             \
+      "je 1f\n"                       \
+      "jmp *%r11\n"                   \
+      "1:\n"                          \
+      "push %rdi\n"                   \
+      ".cfi_adjust_cfa_offset 8\n"    \
+      "push %rsi\n"                   \
+      ".cfi_adjust_cfa_offset 8\n"    \
+      "push %rdx\n"                   \
+      ".cfi_adjust_cfa_offset 8\n"    \
+      "push %rcx\n"                   \
+      ".cfi_adjust_cfa_offset 8\n"    \
+      "sub $8, %rsp\n"                \
+      ".cfi_adjust_cfa_offset 8\n"    \
+      "lea 2f(%rip), %rdi\n"          \
+      "call rcsock_find_moved\n"      \
+      "mov %rax, rcsock_moved_" #name \
+      "(%rip)\n"                      \
+      "mov %rax, %r11\n"              \
+      "add $8, %rsp\n"                \
+      ".cfi_adjust_cfa_offset -8\n"   \
+      "pop %rcx\n"                    \
+      ".cfi_adjust_cfa_offset -8\n"   \
+      "pop %rdx\n"                    \
+      ".cfi_adjust_cfa_offset -8\n"   \
+      "pop %rsi\n"                    \
+      ".cfi_adjust_cfa_offset -8\n"   \
+      "pop %rdi\n"                    \
+      ".cfi_adjust_cfa_offset -8\n"   \
+      "jmp *%r11\n"                   \
+      ".cfi_endproc\n"                \
+      ".size " #name ", . - " #name   \
+      "\n"                            \
+      ".popsection\n"                 \
+      ".pushsection .rodata\n"        \
+      "2: .string \"" #name           \
+      "\"\n"                          \
+      ".popsection\n"                 \
+      ".local rcsock_moved_" #name    \
+      "\n"                            \
+      ".comm rcsock_moved_" #name ", 8, 8\n")
+
+MOVED(dladdr);
+MOVED(dladdr1);
+MOVED(dlinfo);
+MOVED(pthread_attr_setstacksize);
+MOVED(pthread_condattr_setclock);
+MOVED(pthread_detach);
+MOVED(pthread_join);
+MOVED(pthread_key_create);
+MOVED(pthread_mutex_trylock);
+MOVED(pthread_once);
+MOVED(pthread_setname_np);
+MOVED(pthread_setspecific);
+MOVED(pthread_testcancel);

@@ -1,0 +1,30 @@
+#ifndef RCSOCK_LIB_LANE_BELL_CPU_H_
+#define RCSOCK_LIB_LANE_BELL_CPU_H_
+
+#include <sched.h>
+
+#include <atomic>
+
+#include "lib/lane/poller.h"
+
+namespace rcsock::lane {
+
+// For each bell, 1 more than the CPU of the thread that took it last; 0: no
+// thread has. A device's interrupts had better go there.
+inline constinit std::atomic<int> bell_cpus[kBells] = {};
+
+// The calling thread takes the bell.
+inline void NoteBellCpu(int bell) {
+  if (bell < 0 || bell >= kBells) return;
+  bell_cpus[bell].store(::sched_getcpu() + 1, std::memory_order_relaxed);
+}
+
+// -1: not known.
+inline int BellCpu(int bell) {
+  if (bell < 0 || bell >= kBells) return -1;
+  return bell_cpus[bell].load(std::memory_order_relaxed) - 1;
+}
+
+}  // namespace rcsock::lane
+
+#endif  // RCSOCK_LIB_LANE_BELL_CPU_H_

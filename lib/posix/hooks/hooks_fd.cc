@@ -1,0 +1,348 @@
+// Descriptors are made, closed and copied here.
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <netinet/in.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "lib/base/guard.h"
+#include "lib/base/internal.h"
+#include "lib/base/listing.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/fd/close.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
+#include "lib/posix/hooks/given.h"
+#include "lib/posix/hooks/hooks.h"
+#include "lib/posix/hooks/stdio.h"
+#include "lib/posix/hooks/uring.h"
+#include "lib/posix/lifecycle/process.h"
+#include "lib/posix/socket/address_reuse.h"
+#include "lib/posix/socket/lookup.h"
+#include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+bool Inet(int family) { return family == AF_INET || family == AF_INET6; }
+
+// dup2 and dup3 would take a descriptor of rcsock's own away.
+bool RefuseTarget(int to) {
+  if (!base::IsInternalFd(to) || base::tls_internal || InBorrowedMemory()) {
+    return false;
+  }
+  errno = EBUSY;
+  return true;
+}
+
+// The number is at the limit or past it, and may be open.  dup2 and dup3 then
+// fail, and it keeps what it names.
+bool PastLimit(int to) {
+  return Lookup(to) != nullptr && BeyondLimit(static_cast<rlim_t>(to) + 1);
+}
+
+// The port of an address that the kernel has read, in network order.  0: no
+// address, or of another family.
+std::uint16_t PortIn(const sockaddr* address, socklen_t length) {
+  const auto* inet = reinterpret_cast<const sockaddr_in*>(address);
+  sa_family_t family = AF_UNSPEC;
+  std::uint16_t port = 0;
+  return length >= sizeof *inet && base::TryLoad(&inet->sin_family, &family) &&
+                 Inet(family) && base::TryLoad(&inet->sin_port, &port)
+             ? port
+             : 0;
+}
+
+// The port that a socket is bound to, or 0.
+std::uint16_t OwnPort(int fd) {
+  const int saved = errno;
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  const bool known = ::syscall(SYS_getsockname, fd, &own, &length) == 0;
+  errno = saved;
+  return known ? PortIn(reinterpret_cast<sockaddr*>(&own), length) : 0;
+}
+
+// The rest of accept, for a new connection that rcsock may follow.
+int Accepted(int listener, int fd, const sockaddr_storage& peer,
+             socklen_t length, bool nonblock) {
+  if (fd < 0) return fd;
+  const int saved = errno;
+  Evict(fd);
+  if (Inet(peer.ss_family) && !InBorrowedMemory()) {
+    bool tcp = LookupSock(listener) != nullptr;
+    if (!tcp) {
+      // The process was started with this listener.
+      tcp = IsTcp(fd);
+    }
+    if (tcp) BeforeLooking();
+    Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
+    if (sock != nullptr) {
+      sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&peer), length);
+      if (const SockAt from(listener); from) {
+        sock->Inherit(*from);
+      } else {
+        sock->InheritFromUnknown(fd);
+      }
+      sock->AllowLane();
+      Bind(fd, sock);
+      if (Sock* bound = LookupSock(fd)) bound->SeekIfWorth();
+    }
+  }
+  errno = saved;
+  return fd;
+}
+
+}  // namespace
+
+int socket(int domain, int type, int protocol) {
+  // Moved up as in epoll_create1: librdmacm keeps its connection to ibacm for
+  // good.
+  if (base::tls_internal) {
+    return base::OpenHighForParent(
+        [&] { return ::syscall(SYS_socket, domain, type, protocol); });
+  }
+  const int fd = real::socket(domain, type, protocol);
+  if (fd < 0) return fd;
+  Evict(fd);
+  if (domain == AF_NETLINK && !InBorrowedMemory()) AfterNetlink(protocol);
+  if (!Inet(domain) || (type & 0xf) != SOCK_STREAM ||
+      (protocol != 0 && protocol != IPPROTO_TCP) || InBorrowedMemory()) {
+    return fd;
+  }
+  BeforeLooking();
+  if (Sock* sock =
+          Sock::New(stream::Role::kConnector, (type & SOCK_NONBLOCK) != 0)) {
+    Bind(fd, sock);
+  }
+  return fd;
+}
+
+int eventfd(unsigned initial, int flags) {
+  // As in epoll_create1.
+  if (base::tls_internal) {
+    return base::OpenHigh(
+        [&] { return ::syscall(SYS_eventfd2, initial, flags); });
+  }
+  const int fd = real::eventfd(initial, flags);
+  if (fd < 0) return fd;
+  Evict(fd);
+  return fd;
+}
+
+int timerfd_create(int clock, int flags) {
+  if (base::tls_internal) {
+    return base::OpenHigh(
+        [&] { return ::syscall(SYS_timerfd_create, clock, flags); });
+  }
+  const int fd = real::timerfd_create(clock, flags);
+  if (fd < 0) return fd;
+  Evict(fd);
+  return fd;
+}
+
+int bind(int fd, const sockaddr* address, socklen_t length) {
+  const int result = real::bind(fd, address, length);
+  if (result == 0 || errno != EADDRINUSE) return result;
+  // UDP has ports of its own.
+  const std::uint16_t port =
+      LookupSock(fd) != nullptr ? PortIn(address, length) : 0;
+  errno = EADDRINUSE;
+  return WithPortOfEnded(port, result,
+                         [&] { return real::bind(fd, address, length); });
+}
+
+int listen(int fd, int backlog) {
+  const int result = real::listen(fd, backlog);
+  if (result == 0) {
+    if (const SockAt sock(fd); sock) sock->SetListening(fd);
+  }
+  return result;
+}
+
+int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  int accepted;
+  if (address == nullptr) {
+    accepted =
+        real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
+  } else {
+    // The kernel writes there, or reports why it cannot.
+    socklen_t capacity = 0;
+    BeforeLooking();
+    if (Null(length) || !base::TryLoad(length, &capacity)) {
+      return real::accept4(fd, address, length, flags);
+    }
+    accepted = real::accept4(fd, address, length, flags);
+    if (accepted < 0) return accepted;
+    size = *length;
+    if (size <= capacity && size <= sizeof peer) {
+      std::memcpy(&peer, address, size);
+    } else {
+      size = sizeof peer;
+      ::syscall(SYS_getpeername, accepted, &peer, &size);
+    }
+  }
+  return Accepted(fd, accepted, peer, size, (flags & SOCK_NONBLOCK) != 0);
+}
+
+int accept(int fd, sockaddr* address, socklen_t* length) {
+  return hook::accept4(fd, address, length, 0);
+}
+
+int connect(int fd, const sockaddr* address, socklen_t length) {
+  Sock* sock = LookupSock(fd);
+  // AF_UNSPEC ends a connection.  The descriptor may get another.
+  sa_family_t family = AF_INET;
+  if (sock != nullptr && !Null(address) &&
+      length >= static_cast<socklen_t>(sizeof family) &&
+      base::TryLoad(&address->sa_family, &family) && family == AF_UNSPEC) {
+    // A peer that hangs does not let go of the lane.
+    if (!sock->Pin(base::Reason::kPinnedOption)) {
+      errno = EBUSY;
+      return -1;
+    }
+    const int result = real::connect(fd, address, length);
+    if (result == 0) sock->Disconnected();
+    return result;
+  }
+  int result = real::connect(fd, address, length);
+  if (result != 0 && errno == EADDRNOTAVAIL) {
+    result = WithPortOfEnded(OwnPort(fd), result, [&] {
+      return real::connect(fd, address, length);
+    });
+  }
+  // An interrupted caller may poll for the end of connect, and never call
+  // again.
+  if (sock != nullptr &&
+      (result == 0 || errno == EINPROGRESS || errno == EINTR)) {
+    const int saved = errno;
+    // The call may have waited long, and the number been closed meanwhile.
+    const SockAt still(fd);
+    if (!still || &*still != sock) return result;
+    if (sock->listening.load(std::memory_order_relaxed)) {
+      // It was listening until shutdown().  The kernel alone knows the options
+      // of that time.
+      sock->listening.store(false, std::memory_order_relaxed);
+      sock->Pin(base::Reason::kPinnedOption);
+    }
+    sock->SetRole(stream::Role::kConnector);
+    sock->SetPeer(fd, address, length);
+    sock->AllowLane();
+    if (result == 0) sock->SeekIfWorth();
+    errno = saved;
+  }
+  return result;
+}
+
+int shutdown(int fd, int how) {
+  Sock* sock = LookupSock(fd);
+  return sock == nullptr ? real::shutdown(fd, how) : sock->Shutdown(fd, how);
+}
+
+int close(int fd) {
+  if (__builtin_expect(base::IsInternalFd(fd), 0)) {
+    if (base::tls_internal) {
+      base::CloseRaw(fd);
+      return 0;
+    }
+    // Also in a child of vfork, which may have to wake the conductor.
+    errno = EBADF;
+    return -1;
+  }
+  return CloseAny(fd);
+}
+
+int close_range(unsigned first, unsigned last, int flags) {
+  if (first <= last) flags = BeforeParting(flags, CLOSE_RANGE_UNSHARE);
+  if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last) {
+    return real::close_range(first, last, flags);
+  }
+  // A kernel without close_range, or that does not know the flags, closes
+  // nothing.  No descriptor has this number.
+  if (real::close_range(~0u, ~0u, flags & ~int{CLOSE_RANGE_UNSHARE}) != 0)
+    return -1;
+  if ((flags & CLOSE_RANGE_UNSHARE) != 0 && !InBorrowedMemory()) {
+    // The thread leaves the shared table.  These numbers still belong to the
+    // other threads.
+    if (::syscall(SYS_unshare, CLONE_FILES) != 0) return -1;
+    flags = 0;
+  } else {
+    CloseFollowed(first, last);
+  }
+  BeforeClose(first, last);
+  // Closes around rcsock's own descriptors.
+  constexpr unsigned kHighest = 65536;
+  unsigned from = first;
+  for (unsigned fd = first; fd <= last && fd < kHighest; ++fd) {
+    if (!base::IsInternalFd(static_cast<int>(fd))) continue;
+    if (fd > from) real::close_range(from, fd - 1, flags);
+    from = fd + 1;
+  }
+  return from <= last ? real::close_range(from, last, flags) : 0;
+}
+
+void closefrom(int first) {
+  const int from = first < 0 ? 0 : first;
+  if (hook::close_range(static_cast<unsigned>(from), ~0u, 0) == 0) return;
+  const auto close_other = [](int fd) {
+    if (!base::IsInternalFdOrGone(fd)) hook::close(fd);
+  };
+  // As libc does without close_range.  Of a million numbers few are open.
+  if (base::EachDescriptor(from, close_other)) return;
+  const long top = std::min<long>(::sysconf(_SC_OPEN_MAX), kMaxFds);
+  for (int fd = from; fd < top; ++fd) close_other(fd);
+}
+
+// --- Copies
+
+int dup(int fd) {
+  if (Entry(fd) == nullptr) {
+    const int copy = real::dup(fd);
+    if (copy >= 0 && !InBorrowedMemory()) Evict(copy);
+    return copy;
+  }
+  if (InBorrowedMemory()) return real::dup(fd);
+  const HeldNumber held(fd);
+  const int copy = real::dup(fd);
+  if (copy >= 0) CopyHeld(held, copy);
+  return copy;
+}
+
+int dup3(int from, int to, int flags) {
+  if (from != to && InBorrowedMemory()) Lend(to);
+  if (InBorrowedMemory() || from == to || (flags & ~O_CLOEXEC) != 0 ||
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || PastLimit(to)) {
+    return real::dup3(from, to, flags);
+  }
+  if (RefuseTarget(to)) return -1;
+  BeforeReplacing(LookupSock(from), to);
+  return ReplaceAny(to, from, flags);
+}
+
+int dup2(int from, int to) {
+  if (from != to && InBorrowedMemory()) Lend(to);
+  if (InBorrowedMemory() || from == to ||
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || PastLimit(to)) {
+    return real::dup2(from, to);
+  }
+  if (RefuseTarget(to)) return -1;
+  BeforeReplacing(LookupSock(from), to);
+  return ReplaceAny(to, from, 0);
+}
+
+}  // namespace rcsock::posix::hook

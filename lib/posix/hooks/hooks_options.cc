@@ -1,0 +1,257 @@
+// What the program asks and sets on a descriptor: fcntl, ioctl, options.
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "lib/base/guard.h"
+#include "lib/base/internal.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
+#include "lib/posix/hooks/given.h"
+#include "lib/posix/hooks/hooks.h"
+#include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+// After these options nothing of the way back to TCP may come through.
+bool Blinds(int level, int name) {
+  return (level == SOL_SOCKET &&
+          (name == SO_ATTACH_FILTER || name == SO_ATTACH_BPF)) ||
+         (level == IPPROTO_TCP && name == TCP_REPAIR);
+}
+
+// Whether SO_MAX_PACING_RATE, with 8 bytes or 4, sets no rate.
+bool Unpaced(const void* value, socklen_t length) {
+  std::uint64_t rate = 0;
+  std::memcpy(&rate, value, length < sizeof rate ? 4 : sizeof rate);
+  return rate == (length < sizeof rate ? ~std::uint32_t{0} : ~std::uint64_t{0});
+}
+
+// Stores it where the program wants it.  Returns 0, or -1 with errno.
+int Put(void* to, const void* from, std::size_t length) {
+  if (length == 0 || (!Null(to) && base::TryPut(to, from, length))) return 0;
+  errno = EFAULT;
+  return -1;
+}
+
+}  // namespace
+
+int Fcntl(int fd, int command, long argument) {
+  if ((command == F_DUPFD || command == F_DUPFD_CLOEXEC) &&
+      Entry(fd) != nullptr && !base::tls_internal && !InBorrowedMemory()) {
+    const HeldNumber held(fd);
+    const int copy = RCSOCK_REAL(fcntl)(fd, command, argument);
+    if (copy >= 0) CopyHeld(held, copy);
+    return copy;
+  }
+  const int result = RCSOCK_REAL(fcntl)(fd, command, argument);
+  if (result < 0 || base::tls_internal) return result;
+  switch (command) {
+    case F_DUPFD:
+    case F_DUPFD_CLOEXEC:
+      if (Entry(fd) == nullptr && !InBorrowedMemory()) Evict(result);
+      break;
+    case F_SETFL:
+      if (const SockAt sock(fd); sock) {
+        const int saved = errno;
+        sock->nonblock.store((argument & O_NONBLOCK) != 0);
+        if (argument & O_ASYNC) sock->Pin(base::Reason::kPinnedOption);
+        errno = saved;
+      }
+      break;
+    default:
+      break;
+  }
+  return result;
+}
+
+int Ioctl(int fd, unsigned long request, void* argument) {
+  const SockAt sock(fd);
+  if (sock && !sock->listening.load(std::memory_order_relaxed)) {
+    int bytes = 0;
+    if ((request == FIONREAD && sock->ReadableBytes(&bytes)) ||
+        ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
+         sock->UnsentBytes(request == SIOCOUTQNSD, &bytes))) {
+      return Put(argument, &bytes, sizeof bytes);
+    }
+  }
+  BeforeGivingIoctl(request, argument);
+  const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
+  if (sock && result == 0) {
+    if (request == SIOCATMARK) {
+      // Bytes that were read ahead lie before the mark.
+      int* const at = static_cast<int*>(argument);
+      if (*at != 0 && sock->HasReadAhead()) *at = 0;
+    } else if (request == FIONBIO) {
+      sock->nonblock.store(*static_cast<int*>(argument) != 0);
+    } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
+      sock->Pin(base::Reason::kPinnedOption);
+    }
+  }
+  return result;
+}
+
+// libc's sockatmark makes the ioctl by a call of its own.
+int sockatmark(int fd) {
+  int at = 0;
+  return Ioctl(fd, SIOCATMARK, &at) < 0 ? -1 : at;
+}
+
+int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
+  socklen_t room = 0;
+  if (level == IPPROTO_TCP && !Null(length) && base::TryLoad(length, &room) &&
+      static_cast<int>(room) >= 0) {
+    const SockAt sock(fd);
+    int kept = 0;
+    if (sock && sock->options().Kept(name, &kept)) {
+      room = std::min<socklen_t>(room, sizeof kept);
+      // Without room nothing is written, so any address is right.
+      return Put(length, &room, sizeof room) != 0 ? -1
+                                                  : Put(value, &kept, room);
+    }
+    // This option receives.
+    if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
+  }
+  const int result = real::getsockopt(fd, level, name, value, length);
+  if (result != 0) return result;
+  if (level == SOL_SOCKET && name == SO_ERROR) {
+    // The kernel's error is the anchor's.  The stream may keep an error of its
+    // own, equal or not.  Each is reported once.
+    int error = 0;
+    const SockAt sock(fd);
+    if (sock && sock->mode() != Mode::kPlain) {
+      const std::size_t told = std::min<std::size_t>(*length, sizeof error);
+      std::memcpy(&error, value, told);
+      const int own = sock->TakeError();
+      if (error == 0) error = own;
+      std::memcpy(value, &error, told);
+    }
+  } else if (level == IPPROTO_TCP && name == TCP_INFO && *length > 0) {
+    static_assert(offsetof(struct tcp_info, tcpi_state) == 0);
+    const SockAt sock(fd);
+    if (sock && sock->mode() == Mode::kEngine) {
+      auto* const state = static_cast<std::uint8_t*>(value);
+      *state = sock->TcpState(*state);
+    }
+  }
+  return result;
+}
+
+// Asks before it looks at its arguments, as the kernel does.  If TCP knows that
+// the connection is over, the kernel reports that.
+int getpeername(int fd, sockaddr* address, socklen_t* length) {
+  {
+    const SockAt sock(fd);
+    if (sock && sock->mode() == Mode::kEngine &&
+        sock->TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
+      errno = ENOTCONN;
+      return -1;
+    }
+  }
+  return real::getpeername(fd, address, length);
+}
+
+namespace {
+
+// TCP_CORK and TCP_NODELAY of a stream on a lane.  Returns true if the stream
+// keeps the option itself.
+bool Keeps(Sock* sock, int level, int name, const void* value,
+           socklen_t length) {
+  if (level != IPPROTO_TCP || Null(value) ||
+      static_cast<int>(length) < static_cast<int>(sizeof(int)) ||
+      sock->mode() != Mode::kEngine) {
+    return false;
+  }
+  int number;
+  return base::TryGet(&number, value, sizeof number) &&
+         sock->options().Keep(name, number != 0, sock->fd());
+}
+
+void StoreTimeout(Sock* sock, bool receive, const void* value,
+                  socklen_t length) {
+  if (length < static_cast<socklen_t>(sizeof(timeval))) return;
+  timeval time;
+  std::memcpy(&time, value, sizeof time);
+  (receive ? sock->rcv_timeout_ns : sock->snd_timeout_ns)
+      .store(TimeoutNs(time));
+}
+
+// The kernel has set an option of SOL_SOCKET, to `number` if it is a number.
+void AfterSocketOption(Sock* sock, int name, int number, const void* value,
+                       socklen_t length) {
+  switch (name) {
+    case SO_RCVTIMEO:
+    case SO_SNDTIMEO:
+    case SO_RCVTIMEO_NEW:
+    case SO_SNDTIMEO_NEW:
+      StoreTimeout(sock, name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW, value,
+                   length);
+      break;
+    case SO_SNDBUF:
+    case SO_SNDBUFFORCE:
+      sock->BoundSends();
+      break;
+    case SO_RCVLOWAT:  // a negative mark is all that there is room for
+      if (number > 1 || number < 0) sock->PinByOption();
+      break;
+    case SO_ZEROCOPY:
+      sock->zero_copy().Set(number != 0);
+      break;
+    case SO_TIMESTAMP:
+    case SO_TIMESTAMPNS:
+      // Each replaces the other.
+      sock->ancillary().Set(Ancillary::kTime, number != 0);
+      break;
+    case SO_TIMESTAMPING:
+    case SO_TIMESTAMP_NEW:
+    case SO_TIMESTAMPNS_NEW:
+    case SO_TIMESTAMPING_NEW:
+      if (number != 0) sock->PinByOption();
+      break;
+    case SO_MAX_PACING_RATE:  // ~0: no rate; a rate is to be kept
+      if (!Unpaced(value, length)) sock->PinByOption();
+      break;
+    case SO_PEEK_OFF:  // -1 is no offset
+      if (number >= 0) sock->PinByOption();
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+int setsockopt(int fd, int level, int name, const void* value,
+               socklen_t length) {
+  const SockAt sock(fd);
+  if (sock && Blinds(level, name)) sock->PinByOption();
+  if (sock && Keeps(&*sock, level, name, value, length)) return 0;
+  const int result = real::setsockopt(fd, level, name, value, length);
+  if (!sock || result != 0) return result;
+  int number = 0;
+  if (value != nullptr && length >= static_cast<socklen_t>(sizeof number)) {
+    std::memcpy(&number, value, sizeof number);
+  }
+  if (level == SOL_SOCKET) {
+    AfterSocketOption(&*sock, name, number, value, length);
+  } else if (level == IPPROTO_TCP && name == TCP_INQ) {
+    sock->ancillary().Set(Ancillary::kLeft, number != 0);
+  } else if (level == IPPROTO_TCP && name == TCP_ULP) {
+    sock->PinByOption();
+  }
+  return result;
+}
+
+}  // namespace rcsock::posix::hook

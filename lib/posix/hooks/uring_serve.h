@@ -1,0 +1,98 @@
+#ifndef RCSOCK_LIB_POSIX_HOOKS_URING_SERVE_H_
+#define RCSOCK_LIB_POSIX_HOOKS_URING_SERVE_H_
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/base/latch.h"
+#include "lib/posix/hooks/uring_requests.h"
+
+namespace rcsock::posix {
+class Sock;
+}
+
+// What uring_held.cc and uring_wait.cc share.
+namespace rcsock::posix::uring {
+
+struct Held {
+  Request request;
+  bool quiet = false;
+  bool own_number = false;  // request.fd is rcsock's
+  Sock* sock = nullptr;
+  std::uint32_t life = 0;
+  std::uint64_t data = 0;
+  Held* next = nullptr;
+};
+
+struct HeldQueue {
+  Held* first = nullptr;
+  Held** last = &first;
+};
+
+// Precedes every latch of a stream or a set (I-LATCH-2).
+inline constinit base::Latch held_latch;
+
+struct HeldRing {
+  static constexpr unsigned kBuckets = 256;
+
+  // -1: free.  Written with held_latch.  A thread that looks without it looks
+  // again with it.
+  int fd = -1;
+  // The epoll set.  Written with held_latch, or by a helper that ends.
+  int set = -1;
+  std::uint32_t serial RC_GUARDED_BY(held_latch) = 0;
+  // In buckets by the stream's number, in order of arrival.
+  Held* bucket[kBuckets] RC_GUARDED_BY(held_latch) = {};
+  Held* cancelled RC_GUARDED_BY(held_latch) = nullptr;
+  std::atomic<int> count{0};
+  // The helper thread lives.
+  bool helped RC_GUARDED_BY(held_latch) = false;
+  std::atomic<bool> gone{false};
+  // The thread of the program that waits in the set, or null.
+  std::atomic<const void*> server{nullptr};
+  // Changes with each such wait and each request.
+  std::atomic<std::uint32_t> turns{0};
+  // The helper sleeps until this changes.
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<bool> deep{false};
+};
+
+// The event's data for the ring's own descriptor.
+constexpr std::uint64_t kRingItself = ~std::uint64_t{0};
+constexpr int kMostEvents = 32;
+
+// Completes what has become ready.  Returns how many completions it posted.
+int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
+          int count);
+
+// A thread of the program waits in a ring's set while this lives.  Cancellation
+// ends it, too.  If a signal handler jumps out, it stays, and the thread's next
+// wait takes its place.
+class Serving {
+ public:
+  explicit Serving(int fd);
+  ~Serving();
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  // Null: the ring holds nothing, or another thread waits already.
+  HeldRing* ring() const { return ring_; }
+  int set() const { return set_; }
+  std::uint32_t serial() const { return serial_; }
+
+ private:
+  HeldRing* ring_ = nullptr;
+  int set_ = -1;
+  std::uint32_t serial_ = 0;
+};
+
+// Wakes the helper thread from its deep sleep.
+void WakeHelper(HeldRing* ring);
+bool StartHelper(HeldRing* ring) RC_REQUIRES(held_latch);
+// Frees a ring that is gone.  Its helper thread calls this at its end.
+void FreeRing(HeldRing* ring);
+
+}  // namespace rcsock::posix::uring
+
+#endif  // RCSOCK_LIB_POSIX_HOOKS_URING_SERVE_H_

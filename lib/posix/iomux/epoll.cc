@@ -1,0 +1,407 @@
+#include "lib/posix/iomux/epoll.h"
+
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "lib/base/guard.h"
+#include "lib/base/real.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/fd/table.h"
+#include "lib/posix/iomux/registry.h"
+#include "lib/posix/socket/hidden.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_quick.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/user_arguments.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix {
+
+namespace {
+
+// All flags that the kernel accepts beside EPOLLEXCLUSIVE.
+constexpr std::uint32_t kWithExclusive =
+    EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP |
+    static_cast<std::uint32_t>(EPOLLET) | EPOLLEXCLUSIVE;
+
+}  // namespace
+
+EpollSet* EpollSet::New(int fd) {
+  Interests::Install();
+  signal_users.take_back_wait.store(&TakeBackWait, std::memory_order_relaxed);
+  signal_users.recount_wait.store(&RecountWait, std::memory_order_relaxed);
+  Critical critical;
+  interest_latch.lock();
+  EpollSet* set = Registry::Take();
+  interest_latch.unlock();
+  if (set != nullptr) {
+    set->set_fd(fd);
+    set->nested_.store(false, std::memory_order_relaxed);
+    set->ever_user_.store(false, std::memory_order_relaxed);
+    set->outside_.store(false, std::memory_order_relaxed);
+    set->idle_since_ = 0;
+    set->shares_cpu_ = false;
+  }
+  return set;
+}
+
+void EpollSet::LoseFd(int number) {
+  Critical critical;
+  interest_latch.lock();
+  const int other = LeaveNumber(number, this);
+  if (fd() == number) set_fd(other);
+  interest_latch.unlock();
+}
+
+void EpollSet::Free() {
+  Critical critical;
+  DisarmOutside();
+  // The wait latch comes first, since another thread's wait may be looking at
+  // the lanes of this set's streams.  A thread that takes a lane away waits
+  // only for looks of the sets that the stream is in (Interests::Refresh).  And
+  // the wait must not report a registration that is another set's by then.
+  wait_latch_.lock();
+  interest_latch.lock();
+  // Registrations of streams that are still open.  They are found by the table,
+  // since the kernel's part of the set has no list here.
+  while (members_ != nullptr) Registry::Forget(members_);
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top && registered_ > 0; ++fd) {
+    File* file = Named(fd);
+    if (file == nullptr || file->kind != FileKind::kSock) continue;
+    auto* sock = static_cast<Sock*>(file);
+    for (Interest* i = sock->interests; i != nullptr;) {
+      Interest* next = i->next_of_sock;
+      if (i->set == this) {
+        if (!i->dormant.load(std::memory_order_relaxed)) --registered_;
+        Registry::Forget(i);
+      }
+      i = next;
+    }
+  }
+  registered_ = 0;
+  set_fd(-1);
+  if (local_tcp_.exchange(0, std::memory_order_relaxed) != 0) {
+    for (auto& count : local_data_) count.store(0, std::memory_order_relaxed);
+  }
+  crowded_.store(false, std::memory_order_relaxed);
+  heats_.store(false, std::memory_order_relaxed);
+  Registry::CloseMirror(this);
+  interest_latch.unlock();
+  DisarmAwake();
+  life_.fetch_add(1, std::memory_order_seq_cst);
+  // A thread that sleeps in the set takes itself off the set's counts and bell
+  // when it wakes.  Until then no other set may use them.
+  const bool left = sleepers_.load(std::memory_order_seq_cst) > 0 ||
+                    strangers_.load(std::memory_order_seq_cst) > 0;
+  // The poller stays.  A thread may be on its way to sleep by it, and the next
+  // life of the set can use it.
+  if (poller_) poller_->RemoveLinks();
+  bell_in_kernel_ = false;
+  source_count_.store(0, std::memory_order_relaxed);
+  direct_count_ = 0;
+  wait_latch_.unlock();
+  interest_latch.lock();
+  if (Hidden()) SetKind(this, FileKind::kEpoll);
+  if (left) {
+    Registry::Leave(this);
+  } else {
+    Registry::Put(this);
+  }
+  interest_latch.unlock();
+}
+
+// Whether every wait finds what the registration has without the list.  It must
+// ask for level-triggered input alone, its stream must be looked at directly,
+// and the stream must have nothing else to tell now.  The caller holds
+// interest_latch.
+bool EpollSet::FoundAnyway(const Interest* interest) {
+  const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  return interest->direct.load(std::memory_order_relaxed) &&
+         (events & kAsked & ~static_cast<std::uint32_t>(EPOLLONESHOT)) ==
+             EPOLLIN &&
+         interest->sock->TellsInputAlone() &&
+         interest->sock->QuickLook(interest->fd, EPOLLIN, false) !=
+             Sock::kNotLooked;
+}
+
+// One call of epoll_ctl for a stream.
+class EpollSet::CtlCall {
+ public:
+  CtlCall(EpollSet* set, int op, int fd, Sock* sock, epoll_event* event)
+      : set_(set), op_(op), fd_(fd), sock_(sock), event_(event) {}
+
+  void Change() RC_REQUIRES(interest_latch);
+  // Behind the change: returns the result, and tells who has to know.
+  int Finish() RC_EXCLUDES(interest_latch, set_->wait_latch_);
+
+ private:
+  void Add() RC_REQUIRES(interest_latch);
+  void AddNew() RC_REQUIRES(interest_latch);
+  void Awake(Interest* dormant) RC_REQUIRES(interest_latch);
+  void Fill(Interest* interest) RC_REQUIRES(interest_latch);
+  void Modify() RC_REQUIRES(interest_latch);
+  void MoveToASide() RC_REQUIRES(interest_latch);
+  void Arm() RC_REQUIRES(interest_latch);
+  void Delete() RC_REQUIRES(interest_latch);
+  void Fail(int error) {
+    errno = error;
+    result_ = -1;
+  }
+
+  EpollSet* const set_;
+  const int op_;
+  const int fd_;
+  Sock* const sock_;
+  epoll_event* const event_;
+  Interest* found_ = nullptr;
+  Interest* dormant_ = nullptr;  // in place of found_
+  Lookers lookers_;
+  int result_ = 0;
+  bool engine_ = false;    // the stream's registrations are in user space
+  bool had_user_ = false;  // the set had a stream in user space before
+  bool unknown_ = false;   // only the kernel may know the registration
+  bool kick_ = false;      // a sleeper has to look
+  bool notify_ = false;    // what the lane is asked to tell may have changed
+};
+
+void EpollSet::CtlCall::Change() {
+  engine_ = sock_->interests_user;
+  had_user_ = set_->HasUser();
+  found_ = Registry::Find(sock_, set_, fd_);
+  if (found_ != nullptr && found_->dormant.load(std::memory_order_relaxed)) {
+    dormant_ = std::exchange(found_, nullptr);
+  }
+  if (op_ == EPOLL_CTL_ADD) {
+    Add();
+  } else if (op_ != EPOLL_CTL_MOD && op_ != EPOLL_CTL_DEL) {
+    Fail(EINVAL);
+  } else if (found_ == nullptr) {
+    unknown_ = true;
+  } else if (op_ == EPOLL_CTL_MOD) {
+    Modify();
+  } else {
+    Delete();
+  }
+}
+
+void EpollSet::CtlCall::Add() {
+  if ((event_->events & EPOLLEXCLUSIVE) != 0 &&
+      (event_->events & ~kWithExclusive) != 0) {
+    Fail(EINVAL);
+  } else if (found_ != nullptr) {
+    Fail(EEXIST);
+  } else if (dormant_ != nullptr) {
+    Awake(dormant_);
+  } else {
+    AddNew();
+  }
+}
+
+void EpollSet::CtlCall::Awake(Interest* dormant) {
+  dormant->events.store(event_->events, std::memory_order_relaxed);
+  dormant->data.store(event_->data.u64, std::memory_order_relaxed);
+  dormant->told_by_kernel = false;
+  dormant->armed_here = true;
+  dormant->spent.store(false, std::memory_order_relaxed);
+  dormant->dormant.store(false, std::memory_order_release);
+  ++set_->registered_;
+  Registry::MakeReady(dormant);
+  kick_ = true;
+  notify_ = Registry::MayBeDirect(dormant);
+}
+
+void EpollSet::CtlCall::AddNew() {
+  Interest* const interest = Registry::TakeInterest();
+  if (interest == nullptr) {
+    Fail(ENOMEM);
+    return;
+  }
+  if (!engine_) result_ = real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  if (result_ != 0) {
+    interest->next_of_set = Registry::free_interests;
+    Registry::free_interests = interest;
+    return;
+  }
+  Fill(interest);
+  ++set_->registered_;
+  notify_ = true;
+  // The stream has moved here from another set, which must not report it.
+  for (Interest* i = interest->next_of_sock; i != nullptr;) {
+    Interest* next = i->next_of_sock;
+    if (i->set != set_ && i->dormant.load(std::memory_order_relaxed)) {
+      lookers_.Forget(i);
+    }
+    i = next;
+  }
+  if (!engine_) return;
+  if (Registry::EnterUser(interest)) {
+    Registry::MakeReady(interest);
+    kick_ = true;
+  } else {
+    Registry::Forget(interest);
+    --set_->registered_;
+    Fail(ENOMEM);
+  }
+}
+
+// Makes a new registration what this call asks for, and lists it by its stream.
+void EpollSet::CtlCall::Fill(Interest* interest) {
+  interest->set = set_;
+  interest->sock = sock_;
+  interest->fd = fd_;
+  interest->events.store(event_->events, std::memory_order_relaxed);
+  interest->data.store(event_->data.u64, std::memory_order_relaxed);
+  Registry::SetInKernel(interest, !engine_);
+  interest->in_user.store(false, std::memory_order_relaxed);
+  interest->was_user = false;
+  interest->spent.store(false, std::memory_order_relaxed);
+  interest->edge.store(true, std::memory_order_relaxed);
+  interest->direct.store(false, std::memory_order_relaxed);
+  interest->told_by_kernel = false;
+  interest->told = 0;  // belongs to another set's waits
+  interest->next_of_sock = sock_->interests;
+  sock_->interests = interest;
+}
+
+void EpollSet::CtlCall::Modify() {
+  if (found_->in_kernel) {
+    result_ = real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  } else if (!found_->in_user.load(std::memory_order_relaxed)) {
+    MoveToASide();
+  } else if ((found_->events.load() | event_->events) & EPOLLEXCLUSIVE) {
+    Fail(EINVAL);
+  }
+  if (result_ == 0) Arm();
+}
+
+// A spent ONESHOT that came back from a lane was on neither side since.
+void EpollSet::CtlCall::MoveToASide() {
+  if (!engine_) {
+    result_ = real::epoll_ctl(set_->fd_, EPOLL_CTL_ADD, fd_, event_);
+    if (result_ == 0) Registry::SetInKernel(found_, true);
+  } else if (Registry::EnterUser(found_)) {
+    notify_ = true;
+  } else {
+    Fail(ENOMEM);
+  }
+}
+
+// While its data change, the registration asks for nothing.  A look without the
+// latch reads the data first.  It has both values of one arming, or looks
+// again.
+void EpollSet::CtlCall::Arm() {
+  found_->events.store(0, std::memory_order_relaxed);
+  Registry::SetData(found_, event_->data.u64);
+  found_->events.store(event_->events, std::memory_order_release);
+  found_->told_by_kernel = false;
+  found_->armed_here = true;
+  found_->spent.store(false, std::memory_order_relaxed);
+  found_->edge.store(true, std::memory_order_relaxed);
+  if (!found_->in_user.load(std::memory_order_relaxed)) return;
+  if (FoundAnyway(found_)) {
+    // Orders what has just been stored before the look at the sleepers.
+    base::FullFence();
+  } else {
+    Registry::MakeReady(found_);
+  }
+  kick_ = true;
+  notify_ = notify_ || Registry::MayBeDirect(found_);
+}
+
+void EpollSet::CtlCall::Delete() {
+  if (found_->in_kernel) {
+    result_ = real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  }
+  if (result_ != 0) return;
+  --set_->registered_;
+  if (found_->in_user.load(std::memory_order_relaxed)) {
+    Registry::PutToSleep(found_);
+  } else {
+    lookers_.Forget(found_);
+    notify_ = true;
+  }
+}
+
+int EpollSet::CtlCall::Finish() {
+  if (unknown_) return real::epoll_ctl(set_->fd_, op_, fd_, event_);
+  lookers_.WaitOut();
+  if (kick_) {
+    Registry::KickSleepers(set_);
+    // A thread that has slept since before the set had a stream in user space
+    // is not counted as a sleeper.  The bell is in its set by now.
+    if (!had_user_) set_->KickBell();
+  }
+  if (result_ == 0 && engine_ && notify_) InterestsNotify(sock_);
+  return result_;
+}
+
+// Whether a call may change the registration of `sock`.  Since the look-up
+// another thread may have closed the number of the stream, or the set's.  The
+// object may be another stream by now.
+bool EpollSet::MayChange(int number, int op, int fd, const Sock* sock) const {
+  if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) return false;
+  // The thread that closes the stream last has dropped its registrations, or is
+  // about to.  After that the number is closed, or names another file.
+  return op != EPOLL_CTL_ADD || !sock->Closed();
+}
+
+int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
+  // A copy: `event` is read while latches are held, and may go away meanwhile.
+  epoll_event told{};
+  if (op != EPOLL_CTL_DEL) {
+    if (Null(event) || !base::TrySmall(&told, event, sizeof told)) {
+      return real::epoll_ctl(number, op, fd, event);
+    }
+    event = &told;
+  }
+  if (nested_.load(std::memory_order_relaxed) && op == EPOLL_CTL_ADD) {
+    sock->Pin(base::Reason::kPinnedOption);
+  }
+  Critical critical;
+  CtlCall call(this, op, fd, sock, event);
+  interest_latch.lock();
+  const bool may = MayChange(number, op, fd, sock);
+  if (may) call.Change();
+  interest_latch.unlock();
+  return may ? call.Finish() : kStale;
+}
+
+void EpollSet::SetNested() {
+  if (outside_.load(std::memory_order_relaxed)) return;
+  nested_.store(true, std::memory_order_relaxed);
+  // Streams on either side.  Streams that are added later are pinned then.
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    Sock* member = nullptr;
+    {
+      Critical critical;
+      interest_latch.lock();
+      File* file = registered_ > 0 ? Named(fd) : nullptr;
+      if (file != nullptr && file->kind == FileKind::kSock) {
+        auto* sock = static_cast<Sock*>(file);
+        for (Interest* i = sock->interests; i != nullptr && member == nullptr;
+             i = i->next_of_sock) {
+          if (i->set == this) member = sock;
+        }
+      }
+      if (member != nullptr) member->Ref();
+      interest_latch.unlock();
+    }
+    if (member == nullptr) continue;
+    member->Pin(base::Reason::kPinnedOption);
+    // Another thread may have taken the stream from its lane, and not yet have
+    // moved its registrations.
+    Registrations::Get().ToKernel(member);
+    member->Unref();
+  }
+  Critical critical;
+  interest_latch.lock();
+  if (members_ == nullptr) Registry::DropBell(this);
+  interest_latch.unlock();
+}
+
+}  // namespace rcsock::posix

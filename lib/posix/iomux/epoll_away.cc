@@ -1,0 +1,133 @@
+// What arrives at a set while its thread is outside every wait, and in which
+// order.
+
+#include "lib/posix/iomux/epoll_away.h"
+
+#include <atomic>
+
+#include "lib/base/clock.h"
+#include "lib/posix/iomux/epoll.h"
+#include "lib/posix/iomux/registry.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+// The sets whose threads have just been in a wait.
+class AwaySets {
+ public:
+  // Every set that has ever been watched.
+  static constinit std::atomic<EpollSet*> all;
+  // The conductor that looks at them.  Null: none looks.
+  static constinit std::atomic<Conductor*> looks;
+
+  static void Look(Conductor* conductor);
+  static void Start(Conductor* conductor);
+  static void ForkChild();
+};
+constinit std::atomic<EpollSet*> AwaySets::all{nullptr};
+constinit std::atomic<Conductor*> AwaySets::looks{nullptr};
+
+namespace {
+
+constexpr std::uint32_t kLookMs = 4;
+// The looks at a set without a wait in between.
+constexpr int kQuietLooks = 8;
+
+}  // namespace
+
+void AwaySets::Start(Conductor* conductor) {
+  if (conductor->After(kLookMs, [conductor] { Look(conductor); }) == 0) {
+    looks.store(nullptr, std::memory_order_seq_cst);
+  }
+}
+
+void AwaySets::Look(Conductor* conductor) {
+  bool more = false;
+  for (EpollSet* set = all.load(std::memory_order_acquire); set != nullptr;
+       set = set->away_next_) {
+    if (!set->away_watched_.load(std::memory_order_seq_cst)) continue;
+    if (set->NoteAway()) {
+      more = true;
+    } else {
+      set->away_watched_.store(false, std::memory_order_seq_cst);
+    }
+  }
+  if (!more) {
+    looks.store(nullptr, std::memory_order_seq_cst);
+    // A set that was added since then either sees that no conductor looks, or
+    // is seen here.
+    for (EpollSet* set = all.load(std::memory_order_seq_cst); set != nullptr;
+         set = set->away_next_) {
+      more |= set->away_watched_.load(std::memory_order_seq_cst);
+    }
+    Conductor* nobody = nullptr;
+    if (!more || !looks.compare_exchange_strong(nobody, conductor)) return;
+  }
+  Start(conductor);
+}
+
+// Called at the end of a wait, before the thread returns to the program.
+void EpollSet::WatchAwayNow() {
+  Conductor* const conductor = Conductor::IfRunning();
+  if (conductor == nullptr ||
+      (away_watched_.load(std::memory_order_relaxed) &&
+       AwaySets::looks.load(std::memory_order_relaxed) == conductor)) {
+    return;
+  }
+  const Critical critical;
+  interest_latch.lock();
+  if (!away_listed_) {
+    away_listed_ = true;
+    away_next_ = AwaySets::all.load(std::memory_order_relaxed);
+    AwaySets::all.store(this, std::memory_order_seq_cst);
+  }
+  interest_latch.unlock();
+  away_watched_.store(true, std::memory_order_seq_cst);
+  if (AwaySets::looks.exchange(conductor, std::memory_order_seq_cst) !=
+      conductor) {
+    AwaySets::Start(conductor);
+  }
+}
+
+// While no thread waits in the set, a sender says when it has sent the first
+// message (ShmLane::Stamp), and rings the bell.  The bell's place in the
+// kernel's ready list is then that of the first message.  Arming at the end of
+// each wait would cost each message a stamp and a ring.  So the conductor arms
+// a moment later, for a thread that does not come back soon.
+bool EpollSet::NoteAway() {
+  const Critical critical;
+  if (!wait_latch_.try_lock()) {
+    away_quiet_ = 0;
+    return true;
+  }
+  away_quiet_ = wait_number_ == away_number_ ? away_quiet_ + 1 : 0;
+  away_number_ = wait_number_;
+  Rebuild();
+  const bool mixes = Mixes();
+  const bool inside = sleepers_.load(std::memory_order_seq_cst) > 0 ||
+                      strangers_.load(std::memory_order_seq_cst) > 0;
+  if (mixes && !inside && !armed_awake_) {
+    ArmAwake();
+    // What lanes already have comes before what the kernel gets from now on.
+    if (came_before_ != 0) KickBell();
+    // Until the kernel has been asked (NoLocalNews).
+    local_recent_.store(true, std::memory_order_release);
+  }
+  wait_latch_.unlock();
+  return mixes && away_quiet_ < kQuietLooks;
+}
+
+// A set that another thread was closing is in no table (MirrorsForkChild).
+void AwaySets::ForkChild() {
+  looks.store(nullptr, std::memory_order_relaxed);
+  for (EpollSet* set = all.load(std::memory_order_relaxed); set != nullptr;
+       set = set->away_next_) {
+    Registry::ForkChild(set);
+  }
+}
+
+void AwayForkChild() { AwaySets::ForkChild(); }
+
+}  // namespace rcsock::posix

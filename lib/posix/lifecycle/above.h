@@ -1,0 +1,32 @@
+#ifndef RCSOCK_LIB_POSIX_LIFECYCLE_ABOVE_H_
+#define RCSOCK_LIB_POSIX_LIFECYCLE_ABOVE_H_
+
+namespace rcsock::posix {
+
+// What the room above has to do when the process forks, filters its system
+// calls, or ends.  That room gives its own to Set at start, so that this room
+// needs nothing of it.  Without one, nothing is to be done.
+class Above {
+ public:
+  // Takes the latches that come before all others, and releases them.  `child`:
+  // in the child of fork.
+  virtual void ForkLock();
+  virtual void ForkUnlock(bool child);
+  // In the child, without these latches: before the streams, and behind them.
+  virtual void ForkChild();
+  virtual void ForkChildLast();
+  // How many threads run that are not the program's.
+  virtual int HelperThreads();
+  // A filter is about to forbid what a lane needs.
+  virtual void BeforeSandbox();
+
+  static Above& Get();
+  static void Set(Above* above);
+
+ protected:
+  ~Above() = default;
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_LIFECYCLE_ABOVE_H_

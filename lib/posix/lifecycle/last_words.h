@@ -1,0 +1,36 @@
+#ifndef RCSOCK_LIB_POSIX_LIFECYCLE_LAST_WORDS_H_
+#define RCSOCK_LIB_POSIX_LIFECYCLE_LAST_WORDS_H_
+
+#include <signal.h>
+
+namespace rcsock::posix {
+
+// If statistics are asked for, a process that a signal ends writes them first.
+// These signals are SIGHUP, SIGINT and SIGTERM, by which people and service
+// managers end programs.  The program must leave them to their default action.
+// The kernel then has a handler that the program does not see: sigaction()
+// shows the program what it has set.
+//
+// One thing is different.  The handler runs in a thread of the program, on its
+// stack.  If all threads wait where only SIGKILL gets through, such as on a
+// dead file server, the process ends no sooner than the wait.  So this is off
+// without RCSOCK_STATS.  It is off for the first process of a PID namespace,
+// too, which the kernel spares default actions.
+
+// Called at the start.  If the thread is in a critical section, `defer` puts a
+// signal off to the section's end, and returns true.
+using DeferSignal = bool (*)(int number, const siginfo_t* info, void* context);
+void InitLastWords(DeferSignal defer);
+// Gives default actions back to the kernel for good.  A filter of system calls
+// is coming, or this is a child that has become the first of a PID namespace.
+void EndLastWords();
+
+// For HookedSigaction, with its latch held.  The program leaves `number` to its
+// default action, and the kernel knows that.
+void HideDefault(int number);
+// Changes what the kernel said of `number` into what the program is to see.
+void ShowDefault(int number, struct sigaction* action);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_LIFECYCLE_LAST_WORDS_H_

@@ -1,0 +1,318 @@
+#include "lib/posix/lifecycle/raw_code.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "lib/base/barrier.h"
+#include "lib/base/clock.h"
+#include "lib/base/internal.h"
+#include "lib/base/latch.h"
+#include "lib/base/log.h"
+#include "lib/posix/lifecycle/code_look.h"
+#include "lib/posix/lifecycle/code_verdict.h"
+#include "lib/posix/lifecycle/own_code.h"
+#include "lib/posix/lifecycle/process.h"
+#include "lib/posix/socket/each_sock.h"
+#include "lib/posix/socket/hidden.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::posix::raw_code {
+namespace {
+
+using rendezvous::Conductor;
+using State = CodeVerdict::State;
+using Socks = std::vector<std::shared_ptr<Sock>>;
+
+// The least time between two looks at what is mapped.  Looks take one part in
+// kShare of the time at most.
+constexpr std::uint64_t kApartNs = 1'000'000'000;
+constexpr std::uint64_t kShare = 50;
+// One turn of the conductor reads so much.
+constexpr std::uint64_t kTurn = 16 << 20;
+constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
+
+// Guards every change of the verdict, and what stands in Shared.
+constinit base::Latch latch;
+constinit CodeVerdict verdict;
+constinit std::atomic<std::uint64_t> next_ns{0};
+// How many streams wait for the answer.
+constinit std::atomic<int> waiting_count{0};
+
+struct Shared {
+  KnownCode known RC_GUARDED_BY(latch);
+  Socks waiting RC_GUARDED_BY(latch);
+  // The conductor's look that is under way.
+  std::unique_ptr<CodeLook> look RC_GUARDED_BY(latch);
+  // The conductor whose next turn will come.  A conductor that has been stopped
+  // has dropped the turn.
+  Conductor* posted RC_GUARDED_BY(latch) = nullptr;
+};
+
+// Never destroyed.
+Shared& The() {
+  static Shared* const shared = new Shared;
+  return *shared;
+}
+
+bool NeverAnyMore() { return verdict.state() == State::kMayUseStreams; }
+
+// Condemns a program whose code cannot be told: nothing is certain of it.
+void CannotTell() RC_REQUIRES(latch) {
+  RCSOCK_LOG(1, "no lanes: what code the program has cannot be told");
+  verdict.Condemn();
+}
+void CannotTellUnlatched() RC_EXCLUDES(latch) {
+  const Critical critical;
+  const base::LatchGuard lock(latch);
+  CannotTell();
+}
+
+// Judges the code that a finished look has seen.
+void Judge(const CodeLook& look) RC_REQUIRES(latch) {
+  if (!look.culprit().empty()) {
+    RCSOCK_LOG(1, "no lanes: %s", look.culprit().c_str());
+    verdict.Condemn();
+  } else if (look.missed()) {
+    CannotTell();
+  } else {
+    look.Remember(&The().known);
+  }
+}
+
+void Turn();
+
+// Returns false if there will be no turn.
+bool NextTurn(std::uint64_t wait_ns) RC_REQUIRES(latch) {
+  Conductor* const conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return false;
+  const bool comes =
+      wait_ns == 0 ? conductor->Post(&Turn)
+                   : conductor->After(
+                         static_cast<std::uint32_t>(wait_ns / 1'000'000) + 1,
+                         &Turn) != 0;
+  The().posted = comes ? conductor : nullptr;
+  return comes;
+}
+
+// The only place that makes the verdict kNone.  Returns false if another look
+// must follow.
+bool Conclude(const CodeLook& look) RC_REQUIRES(latch) {
+  Judge(look);
+  const std::uint64_t now = base::NowNs();
+  const std::uint64_t took = now - look.began_ns();
+  if (!verdict.Acquit(look.ticket(), now, LoaderIsAtWork())) return false;
+  next_ns.store(now + std::max(kApartNs, kShare * took),
+                std::memory_order_relaxed);
+  return true;
+}
+
+enum class Turned : std::uint8_t {
+  kLater,     // another turn will come
+  kAnswered,  // the verdict stands
+  kGaveUp,    // no memory for another turn
+};
+
+// Makes one turn.  If no other turn will come, puts the streams to be told into
+// *waiting.
+Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
+  Shared& shared = The();
+  shared.posted = nullptr;
+  Turned turned = Turned::kAnswered;
+  while (!NeverAnyMore()) {
+    std::unique_ptr<CodeLook>& look = shared.look;
+    if (look != nullptr && verdict.IsStale(look->ticket())) {
+      look->Remember(&shared.known);
+      look.reset();
+    }
+    const std::uint64_t wait = verdict.WaitNs(base::NowNs(), LoaderIsAtWork());
+    if (wait != 0) {
+      turned = NextTurn(wait) ? Turned::kLater : Turned::kGaveUp;
+      break;
+    }
+    if (look == nullptr) {
+      look =
+          std::make_unique<CodeLook>(verdict.BeginLook(), CodeLook::At::kAll);
+      if (!look->Begin(shared.known)) {
+        CannotTell();
+        break;
+      }
+    }
+    if (look->Step(kTurn)) {
+      const bool over = Conclude(*look);
+      look.reset();
+      if (over) break;
+    }
+    if (NextTurn(0)) {
+      turned = Turned::kLater;
+      break;
+    }
+    // There is no memory for another turn, so this turn goes on.
+  }
+  if (turned == Turned::kLater) return turned;
+  shared.look.reset();
+  waiting->swap(shared.waiting);
+  waiting_count.store(0, std::memory_order_relaxed);
+  return turned;
+}
+
+// Runs on the conductor's thread.
+void Turn() {
+  Socks waiting;
+  Turned turned = Turned::kAnswered;
+  try {
+    const base::LatchGuard lock(latch);
+    turned = TurnLatched(&waiting);
+  } catch (...) {
+    CannotTellUnlatched();  // no memory
+    const base::LatchGuard lock(latch);
+    waiting.swap(The().waiting);
+    waiting_count.store(0, std::memory_order_relaxed);
+  }
+  if (turned == Turned::kLater) return;
+  Conductor* const conductor = Conductor::IfRunning();
+  if (NeverAnyMore()) PinProcessFromConductor(base::Reason::kRawCalls);
+  for (const std::shared_ptr<Sock>& sock : waiting) {
+    rendezvous::Seeker& seeker = *sock;
+    if (NeverAnyMore()) {
+      seeker.SeekFailed(base::Reason::kRawCalls, true);
+    } else if (!sock->Engaged()) {
+      continue;  // the stream has given up
+    } else if (turned == Turned::kGaveUp) {
+      seeker.SeekFailed(base::Reason::kNoMemory, false);
+    } else if (conductor == nullptr) {
+      seeker.SeekFailed(base::Reason::kNoThread, false);
+    } else {
+      conductor->Seek(sock);
+    }
+  }
+}
+
+// Reads what a library has brought, in the thread that has opened it.
+void LookAtFiles() RC_REQUIRES(latch) {
+  CodeLook look(verdict.BeginLook(), CodeLook::At::kFiles);
+  if (!look.Begin(The().known)) return CannotTell();
+  look.Step(kAll);
+  Judge(look);
+}
+
+// Returns whether nothing is to be decided any more, or yet.
+bool IsIdle() {
+  return OwnPid() == 0 || NeverAnyMore() ||
+         ProcessPinned() != base::Reason::kNone;
+}
+
+}  // namespace
+
+bool MayAdopt() {
+  return OwnFace() != Face::kPreload || verdict.state() == State::kNone;
+}
+
+Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
+  if (OwnFace() != Face::kPreload) return Answer::kMay;
+  switch (verdict.state()) {
+    case State::kMayUseStreams:
+      return Answer::kNever;
+    case State::kNone:
+      if (base::NowNs() < next_ns.load(std::memory_order_relaxed)) {
+        return Answer::kMay;
+      }
+      break;
+    case State::kUnknown:
+      break;
+  }
+  try {
+    Shared& shared = The();
+    const base::LatchGuard lock(latch);
+    shared.waiting.push_back(sock);
+    if (shared.posted != conductor) {
+      if (!conductor->Post(&Turn)) {
+        shared.waiting.pop_back();
+        return Answer::kNotNow;
+      }
+      shared.posted = conductor;
+    }
+    waiting_count.fetch_add(1, std::memory_order_relaxed);
+    return Answer::kLater;
+  } catch (...) {
+    return Answer::kNotNow;  // no memory
+  }
+}
+
+void Forget(const Sock* sock) {
+  if (waiting_count.load(std::memory_order_relaxed) == 0) return;
+  std::shared_ptr<Sock> gone;  // given back after the latch is released
+  const base::LatchGuard lock(latch);
+  Socks& all = The().waiting;
+  const auto one = std::find_if(all.begin(), all.end(), [&](const auto& other) {
+    return other.get() == sock;
+  });
+  if (one == all.end()) return;
+  gone = std::move(*one);
+  all.erase(one);
+  waiting_count.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void AfterOpen() {
+  if (IsIdle()) return;
+  const int saved = errno;
+  try {
+    const Critical critical;
+    const base::InternalScope internal;
+    const base::LatchGuard lock(latch);
+    verdict.Opened();
+    // If the verdict is not kNone, the look that makes it kNone lists this
+    // library.
+    if (verdict.state() == State::kNone) LookAtFiles();
+  } catch (...) {
+    CannotTellUnlatched();  // no memory
+  }
+  if (NeverAnyMore()) PinProcess(base::Reason::kRawCalls);
+  errno = saved;
+}
+
+void BeforeUnseenOpen() {
+  if (IsIdle()) return;
+  const int saved = errno;
+  {
+    const Critical critical;
+    const base::LatchGuard lock(latch);
+    verdict.UnseenOpen(base::NowNs());
+  }
+  // A stream begins its search or sets its mode, and asks for the verdict
+  // behind that.  Here the verdict has changed before the streams are asked.
+  // So one of the two sees the other.
+  base::FullFence();
+  RevealAll();
+  const std::uint64_t deadline = LeaveDeadline();
+  ForEachSock([&](Sock* sock) {
+    if (sock->Engaged()) sock->ToPlain(base::Reason::kRawCalls, deadline);
+  });
+  errno = saved;
+}
+
+void ForkLock() { latch.LockForFork(); }
+
+void ForkUnlock(bool child) {
+  latch.AssertHeld();
+  if (child) {
+    Shared& shared = The();
+    // The child has no conductor: its streams look anew.  The child counts
+    // references anew, so those of these pointers are not given back.
+    new (&shared.waiting) Socks;
+    waiting_count.store(0, std::memory_order_relaxed);
+    shared.posted = nullptr;
+    shared.look.reset();
+  }
+  latch.UnlockAfterFork(child);
+}
+
+}  // namespace rcsock::posix::raw_code

@@ -1,0 +1,30 @@
+#ifndef RCSOCK_LIB_POSIX_SHARING_FORKS_H_
+#define RCSOCK_LIB_POSIX_SHARING_FORKS_H_
+
+#include <cstdint>
+
+// Forks that have begun, of all threads: the child of each will hold the
+// connections.
+namespace rcsock::posix {
+
+// This thread begins a fork, and ends it.  A handler may fork while fork()
+// waits for a peer, so a thread may have several.
+void BeginFork();
+void EndFork();
+// Returns whether a fork has begun whose child is not there yet.  Then no
+// stream may take a lane.
+bool Forking();
+// Waits for the forks of other threads, until the deadline.  The process is
+// about to end or to exec, and its threads end with it.  With a child this is
+// not the end of its connections, and what this process would tell the peers
+// contradicts what TCP says.
+void AwaitForks(std::uint64_t deadline_ns);
+// Forgets the forks of this thread that a handler has interrupted.  The process
+// ends, and they do not go on.
+void EndForks();
+// In the child: only this thread is left.
+void ForksForkChild();
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SHARING_FORKS_H_

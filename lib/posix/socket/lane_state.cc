@@ -1,0 +1,67 @@
+#include "lib/posix/socket/lane_state.h"
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/base/dcheck.h"
+#include "lib/base/log.h"
+
+namespace rcsock::posix {
+namespace {
+
+const char* Name(LaneState::State state) {
+  switch (state) {
+    case LaneState::State::kOff:
+      return "off";
+    case LaneState::State::kNever:
+      return "never";
+    case LaneState::State::kIdle:
+      return "idle";
+    case LaneState::State::kSeeking:
+      return "seeking";
+    case LaneState::State::kHoping:
+      return "hoping";
+    case LaneState::State::kAgreed:
+      return "agreed";
+    case LaneState::State::kAdopted:
+      return "adopted";
+    case LaneState::State::kOnLane:
+      return "on lane";
+    case LaneState::State::kReturning:
+      return "returning";
+  }
+  return "?";
+}
+
+}  // namespace
+
+bool LaneState::Step(Event event) {
+  std::uint16_t from = word_.load(std::memory_order_seq_cst);
+  std::uint16_t to;
+  do {
+    to = Next(event, from);
+    RC_DCHECK(Legal(to));
+    if (to == from) return false;
+  } while (!word_.compare_exchange_weak(from, to, std::memory_order_seq_cst));
+  RCSOCK_LOG(3, "lane state %p: event %d, %s to %s%s%s",
+             static_cast<void*>(this), static_cast<int>(event),
+             Name(StateOf(from)), Name(StateOf(to)),
+             (to & kPinned) != 0 ? ", pinned" : "",
+             (to & kLeaving) != 0 ? ", leaving" : "");
+  return true;
+}
+
+void LaneState::Reset() {
+  word_.store(0, std::memory_order_relaxed);
+  hopeful_.store(false, std::memory_order_relaxed);
+  at_once_.store(false, std::memory_order_relaxed);
+  pinned_by_option_.store(false, std::memory_order_relaxed);
+}
+
+void LaneState::OnForkChild(bool lost) {
+  Step(Event::kGiveUp);
+  Step(lost ? Event::kStay : Event::kReturn);
+  if (lost) Step(Event::kPin);
+}
+
+}  // namespace rcsock::posix

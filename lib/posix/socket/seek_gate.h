@@ -1,0 +1,51 @@
+#ifndef RCSOCK_LIB_POSIX_SOCKET_SEEK_GATE_H_
+#define RCSOCK_LIB_POSIX_SOCKET_SEEK_GATE_H_
+
+#include <cstdint>
+#include <memory>
+
+namespace rcsock::rendezvous {
+class Conductor;
+}  // namespace rcsock::rendezvous
+
+namespace rcsock::posix {
+
+class Sock;
+
+// Decides whether the streams of this process may look for their peers.  The
+// room above knows the program's code, and gives its gate to Set at start.
+// Until then no stream may.
+//
+// Any thread may call these.
+class SeekGate {
+ public:
+  enum class Answer : std::uint8_t {
+    kMay,
+    kLater,   // the conductor begins the search once the answer is known
+    kNotNow,  // the stream is to ask again
+    kNever,
+  };
+  // Returns whether the stream may look for its peer.  With kLater it keeps a
+  // reference of the stream.
+  virtual Answer MaySeek(const std::shared_ptr<Sock>& sock,
+                         rendezvous::Conductor* conductor);
+  // Returns whether a stream that has looked for its peer may go on to a lane.
+  // Takes no latch.
+  virtual bool MayAdopt();
+  // Drops that reference: the stream has given the search up.
+  virtual void Forget(const Sock* sock);
+  // Called when a conductor has begun.
+  virtual void Began(rendezvous::Conductor* conductor);
+
+  // Returns whether there is a gate.
+  static bool IsSet();
+  static SeekGate& Get();
+  static void Set(SeekGate* gate);
+
+ protected:
+  ~SeekGate() = default;
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SOCKET_SEEK_GATE_H_

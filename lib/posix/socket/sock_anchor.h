@@ -1,0 +1,101 @@
+#ifndef RCSOCK_LIB_POSIX_SOCKET_SOCK_ANCHOR_H_
+#define RCSOCK_LIB_POSIX_SOCKET_SOCK_ANCHOR_H_
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/latch.h"
+#include "lib/stream/stream.h"
+
+namespace rcsock::posix {
+
+class Sock;
+
+// The kernel's TCP connection under a stream: the number by which rcsock uses
+// it, and the calls that the Stream makes on it.
+//
+// A part of its Sock.  It owns no descriptor.  Any thread may ask and set.  The
+// Stream calls stream::Anchor with the latch of the direction, or both.
+class TcpAnchor final : public stream::Anchor {
+ public:
+  explicit TcpAnchor(Sock* sock) : sock_(sock) {}
+
+  // Returns the number, or -1.
+  int number() const { return number_.load(std::memory_order_relaxed); }
+  void SetNumber(int number) {
+    number_.store(number, std::memory_order_relaxed);
+  }
+  // Sets no number.  Returns the number that there was.
+  int TakeNumber() { return number_.exchange(-1); }
+
+  // Lends the number to a call of the conductor.  Returns -1 and lends nothing
+  // if there is none, or if `closed` is set.  The caller calls GiveBack after
+  // each call that has returned a number.
+  int Borrow(const std::atomic<bool>& closed);
+  void GiveBack() { borrowers_.fetch_sub(1, std::memory_order_release); }
+  // Waits, 100 ms at most, until no number is lent.  Requires that no latch is
+  // held, and that no other call borrows: `closed` is set.
+  void AwaitBorrowers() const;
+
+  // Returns the socket's inode number, or 0 if it is not known yet.
+  std::uint64_t inode() const { return inode_.load(std::memory_order_relaxed); }
+  void SetInode(std::uint64_t inode) {
+    inode_.store(inode, std::memory_order_relaxed);
+  }
+  // When the bytes that were read ahead came, by CLOCK_REALTIME; 0: not known.
+  std::uint64_t came_ns() const {
+    return came_ns_.load(std::memory_order_relaxed);
+  }
+  void SetCame(std::uint64_t ns) {
+    came_ns_.store(ns, std::memory_order_relaxed);
+  }
+  // Returns how many bytes of the stream this process's engine has read from
+  // TCP.  Requires the stream's rx_latch.
+  std::uint64_t BytesRead(const base::Latch& rx) const RC_REQUIRES(rx) {
+    static_cast<void>(rx);
+    return read_;
+  }
+
+  // stream::Anchor: lib/stream/stream.h says what these do.
+  ssize_t Send(const iovec* iov, int count) override;
+  ssize_t Recv(void* to, std::size_t length) override;
+  ssize_t RecvV(const iovec* iov, int count, bool peek) override;
+  int ShutdownWrite() override;
+  bool AtMark() override;
+  bool Ended() override;
+  // Returns whether the kernel has seen a reset, which the next write is to
+  // hear of.  A completion of MSG_ZEROCOPY may look the same.
+  bool Broken() const;
+  // Returns whether TCP takes no more at this moment.
+  bool IsFull() const;
+
+  // Forgets all, for another connection.  Requires that no other thread knows
+  // the stream.
+  void Reset();
+  // In the child of a fork: the conductor's calls, and what the engine has
+  // read, are the parent's.
+  void OnForkChild();
+
+ private:
+  // As recvfrom, for a stream whose recvmsg tells when the bytes came.
+  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
+
+  Sock* const sock_;
+  std::atomic<int> number_{-1};
+  std::atomic<int> borrowers_{0};
+  std::atomic<std::uint64_t> inode_{0};
+  std::atomic<std::uint64_t> came_ns_{0};
+  std::uint64_t read_ = 0;  // with the rx_latch
+};
+
+// Returns whether the next byte of `number` lies behind the mark of urgent
+// data.
+bool AtMarkOf(int number);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SOCKET_SOCK_ANCHOR_H_

@@ -1,0 +1,477 @@
+// How a stream ends: closed, lost, or left to the end of the process.
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <utility>
+
+#include "lib/base/clock.h"
+#include "lib/base/foreign_fd.h"
+#include "lib/base/latch.h"
+#include "lib/base/no_cancel.h"
+#include "lib/base/real.h"
+#include "lib/base/sleep.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/fd/spare.h"
+#include "lib/posix/fd/table.h"
+#include "lib/posix/socket/address_reuse.h"
+#include "lib/posix/socket/registrations.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_closed.h"
+#include "lib/posix/socket/tcp_info.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+
+namespace {
+
+// Makes the close a reset, as for unread data.  The kernel does not know of
+// these bytes.
+void ResetOnClose(int number) {
+  linger now{1, 0};
+  ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+}
+
+// A filter of system calls may end the program for a call of rcsock's.  Within
+// one the stream has no lane, and its close is its own.
+linger LingerOf(int number) {
+  linger option{};
+  if (ProcessPinned() == Reason::kSandboxed) return option;
+  socklen_t length = sizeof option;
+  ::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_LINGER, &option, &length);
+  return option;
+}
+
+bool Waits(const linger& option) {
+  return option.l_onoff != 0 && option.l_linger > 0;
+}
+
+void SetLinger(int number, bool on, int seconds) {
+  const linger option{on ? 1 : 0, seconds};
+  ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &option,
+            sizeof option);
+}
+
+}  // namespace
+
+void Sock::ResetAtLastClose() { ResetOnClose(fd()); }
+
+// Returns the number to close; the conductor finds the rest of the stream
+// without a number.  The reset of a closed stream is due, and waits for
+// nothing.  The caller makes the reset before close() returns, so that the
+// addresses are as free as TCP leaves them.
+int Sock::LeaveKeptLatched() {
+  ClosedStreams::Remove(this);
+  const int number = anchor_.TakeNumber();
+  watch_.End(Conductor::IfRunning(), number);
+  return number;
+}
+
+bool Sock::EndsOn(std::uint16_t port) {
+  Latched latched(this);
+  if (fd() < 0 || stream_ == nullptr || (!finished_ && !stream_->PeerEnded())) {
+    return false;
+  }
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  // The port is at one place in both families.
+  return ::syscall(SYS_getsockname, fd(), &own, &length) == 0 &&
+         reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
+}
+
+// One close of a stream's last number.
+struct Sock::Closing {
+  // Closes the number.  `held`: the connection goes on by another.
+  void End(Sock* sock, bool held) {
+    sock->noted_.Leave(number);
+    result = CloseNumber(number, next, held);
+    error = errno;
+  }
+
+  const int number;
+  const Successor& next;
+  Conductor* const conductor;
+  const linger asked;
+  int result = 0;
+  int error = 0;
+  int over = -1;  // a number whose close is to be a reset
+};
+
+int Sock::CloseLast(int number, const Successor& next) {
+  Critical critical;
+  const base::NoCancel no_cancel;
+  if (int left; LeaveToCalls(number, next, &left)) return left;
+  if (!claim_.LeaveToCopies()) claim_.Lose();
+  closed_.store(true, std::memory_order_seq_cst);
+  lane_state_.Step(LaneState::Event::kHalt);
+  const bool sought = lane_state_.Seeking();
+  Closing closing{number, next, Conductor::IfRunning(), LingerOf(number)};
+  // What SO_LINGER asks for is done once no latch is held: until then this
+  // number is not the last.  Without room for another number no thread waits.
+  // The conductor's thread, which closes what was closed while in use, does not
+  // wait either.
+  int lingering = -1;
+  const bool waits =
+      Waits(closing.asked) && EndsHere() &&
+      (closing.conductor == nullptr || !closing.conductor->OnThread());
+  if (Waits(closing.asked)) {
+    lingering = base::CopyHighForParent(number);
+    if (lingering < 0 && EndsHere()) SetLinger(number, false, 0);
+  }
+  EndCalls(number, sought, closing.conductor);
+  {
+    Latched latched(this);
+    // A thread that gave the search up meanwhile had not yet seen that the
+    // stream is closed.
+    lane_state_.Step(LaneState::Event::kHalt);
+    WakeHeld();
+    if (mode() == Mode::kEngine && stream_ != nullptr &&
+        closing.conductor != nullptr) {
+      EndsNothingLatched() ? CloseSharedLatched(closing)
+                           : CloseKeptLatched(closing);
+    } else {
+      if (mode() == Mode::kUnread && unread_.size() > 0 && EndsHere()) {
+        ResetOnClose(number);
+      }
+      closing.End(this, false);
+      anchor_.SetNumber(-1);
+    }
+  }
+  if (closing.over >= 0) {
+    ResetOnClose(closing.over);
+    base::CloseRaw(closing.over);
+    KeepSpares();
+  }
+  Account();
+  if (lingering >= 0 && waits) Linger(lingering, closing.asked.l_linger);
+  // The number may be the last one all the same: others may have let go
+  // meanwhile.
+  if (lingering >= 0 && !waits) base::CloseElsewhere(lingering);
+  Unref();
+  errno = closing.error;
+  return closing.result;
+}
+
+// TryAdopt has been before, or finds the stream closed.  The registrations of a
+// stream that has just been adopted are still the kernel's.  The conductor may
+// keep the open file, and the kernel's sets would then report a closed stream.
+// They would also while the conductor makes a call for a stream that seeks.
+void Sock::EndCalls(int number, bool sought, Conductor* conductor) {
+  tx_latch.lock();
+  const bool adopted = mode() == Mode::kEngine;
+  tx_latch.unlock();
+  Registrations::Get().Drop(this, -1, adopted || sought ? number : -1);
+  if (lane_state_.Step(LaneState::Event::kStop) && conductor != nullptr) {
+    conductor->Cancel(this);
+  }
+  anchor_.AwaitBorrowers();
+}
+
+bool Sock::EndsNothingLatched() const {
+  return !EndsHere() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
+         stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite();
+}
+
+// Neither a reset nor a shutdown may follow from what was read ahead here.
+void Sock::CloseSharedLatched(Closing& closing) {
+  watch_.End(closing.conductor, fd());
+  closing.End(this, true);
+  anchor_.SetNumber(-1);
+  Ref();  // until Finish
+  finished_ = true;
+  PostSettle();
+}
+
+// The kernel's close would end the stream before the peer has everything.  So
+// the conductor keeps the connection under another number until then.  Unread
+// bytes count also where the kernel still has them: a FIN would come before the
+// reset that the kernel's close makes of them.
+void Sock::CloseKeptLatched(Closing& closing) {
+  int unread = 0;
+  if (stream_->rx() == stream::Rx::kRaw && EndsHere() &&
+      (stream_->AtKernel() || stream_->Ahead() != 0)) {
+    ::syscall(SYS_ioctl, closing.number, FIONREAD, &unread);
+  }
+  const bool reset =
+      (closing.asked.l_onoff != 0 && closing.asked.l_linger == 0) ||
+      (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
+  watch_.End(closing.conductor, fd());
+  int kept = base::CopyHighForParent(closing.number);
+  if (kept < 0) kept = UseSpare(closing.number);
+  // What is owed and cannot be kept is lost, so the end is not an orderly one.
+  if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {
+    ResetOnClose(closing.number);
+  }
+  closing.End(this, kept >= 0);
+  anchor_.SetNumber(kept);
+  Ref();  // until Finish
+  if (kept >= 0) {
+    ClosedStreams::Add(this);
+    watch_.Begin(closing.conductor, kept, Share(), EPOLLIN);
+  }
+  TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
+           0);
+  stream_->Close(reset);
+  stream_->Progress();
+  HandleChanges();
+  WakeRx();
+  WakeTx();
+  if (kept >= 0 && finished_ && reset_) {
+    closing.over = LeaveKeptLatched();
+  } else if (kept < 0) {
+    // Out of descriptors: the connection ends now.  The peer takes what has
+    // landed in its ring, as after a kill.
+    finished_ = true;
+    PostSettle();
+  } else {
+    BoundCloseLatched(closing.conductor);
+  }
+}
+
+// A peer that never reads must not keep the connection for ever.
+void Sock::BoundCloseLatched(Conductor* conductor) {
+  close_timer_ =
+      conductor->After(60'000, [self = Share()] { self->OnLinger(); });
+  if (!stream_->AwaitsLanding()) return;
+  conductor->After(250, [self = Share()] {
+    Critical within;
+    Latched latched(self.get());
+    if (self->finished_ || self->stream_ == nullptr) return;
+    self->stream_->Hurry();
+    self->HandleChanges();
+  });
+}
+
+// The application's close has already waited for as long as it was to.
+void Sock::CloseWithoutWaiting(int number) const {
+  if (!Waits(LingerOf(number))) return base::CloseRaw(number);
+  // Other holders of the connection have the option, too.
+  if (!EndsHere()) return base::CloseElsewhere(number);
+  SetLinger(number, false, 0);
+  base::CloseRaw(number);
+}
+
+void Sock::Linger(int number, int seconds) {
+  constexpr std::uint64_t kSecond = 1'000'000'000;
+  constexpr long kLongestSleepNs = 20'000'000;
+  const std::uint64_t deadline =
+      base::NowNs() + static_cast<std::uint64_t>(seconds) * kSecond;
+  timespec brief{0, 500'000};
+  for (bool interrupted = false;;) {
+    {
+      Latched latched(this);
+      const std::uint64_t now = base::NowNs();
+      // The conductor has let go of the connection, or never had it.  The rest
+      // is the kernel's.
+      if (finish_done_ || fd() < 0) {
+        const linger its = LingerOf(number);
+        const std::uint64_t left = deadline > now ? deadline - now : 0;
+        const bool resets = its.l_onoff != 0 && its.l_linger == 0;
+        if (!resets) {
+          SetLinger(number, left > 0,
+                    static_cast<int>((left + kSecond - 1) / kSecond));
+        }
+        break;
+      }
+      // The connection goes on without this call, and no thread waits for it
+      // any more.  A signal ends the wait, as it ends the kernel's.
+      if (now >= deadline || interrupted) {
+        SetLinger(number, false, 0);
+        break;
+      }
+    }
+    interrupted = ::syscall(SYS_nanosleep, &brief, nullptr) != 0;
+    brief.tv_nsec = std::min(2 * brief.tv_nsec, kLongestSleepNs);
+  }
+  base::CloseRaw(number);
+}
+
+void Sock::LoseFd(int number) {
+  Critical critical;
+  // A registration belongs to the open description, and outlives its number.
+  // In the kernel's set it could then not be moved, so such a stream stays on
+  // TCP.
+  if (mode() == Mode::kPlain && Registrations::Get().Named(this, number)) {
+    lane_state_.Step(LaneState::Event::kPin);
+    reason_ = Reason::kPinnedOption;
+  }
+  // Of two closing threads each looks, with the latches, behind its claim.  The
+  // second thread's number has not been chosen by the first, or it finds that
+  // it has.
+  Latched latched(this);
+  if (fd() != number) {
+    LeaveNumber(number, this);
+    return;
+  }
+  const int other = LeaveNumberForAny(number, this);
+  anchor_.SetNumber(other);
+  watch_.Move(Conductor::IfRunning(), number, other, Share());
+}
+
+void Sock::Vanished() {
+  Critical critical;
+  if (mode() == Mode::kEngine) claim_.Lose();
+  closed_.store(true, std::memory_order_seq_cst);
+  Registrations::Get().Drop(this, -1, -1);
+  lane_state_.Step(LaneState::Event::kHalt);
+  Conductor* conductor = Conductor::IfRunning();
+  if (lane_state_.Step(LaneState::Event::kStop) && conductor != nullptr) {
+    conductor->Cancel(this);
+  }
+  tx_latch.lock();
+  rx_latch.lock();
+  lane_state_.Step(LaneState::Event::kHalt);
+  watch_.End(conductor, fd());
+  WakeHeld();
+  anchor_.SetNumber(-1);
+  if (mode() == Mode::kEngine && conductor != nullptr) {
+    Ref();
+    finished_ = true;
+    PostSettle();
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  Account();
+  Unref();
+}
+
+void Sock::OnLinger() {
+  {
+    Latched latched(this);
+    close_timer_ = 0;
+    if (!closed_.load() || finished_) return;
+    finished_ = reset_ = true;
+  }
+  Settle();
+}
+
+void Sock::Finish(bool reset) {
+  Critical critical;
+  if (FinishOnce(reset)) Unref();
+}
+
+bool Sock::FinishOnce(bool reset) {
+  const ClosedStreams::Unlisting counted;
+  ClosedStreams::Remove(this);
+  Conductor* conductor = Conductor::IfRunning();
+  tx_latch.lock();
+  rx_latch.lock();
+  const int number = anchor_.TakeNumber();
+  const bool mine = closed_.load() && number >= 0;
+  watch_.End(conductor, number);
+  if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
+  timer_ = 0;
+  if (close_timer_ != 0 && conductor != nullptr) {
+    conductor->CancelTimer(close_timer_);
+  }
+  close_timer_ = 0;
+  if (mode() == Mode::kEngine) {
+    // The kernel answers a thread that still comes with the closed number.
+    if (stream_ != nullptr) {
+      tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
+      rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
+    }
+    quick_.may_send = quick_.may_receive = false;
+    options_.Drop();
+    SetMode(Mode::kPlain);
+    lane_state_.Step(LaneState::Event::kStay);
+    WakeRx();
+    WakeTx();
+  }
+  const bool last = !finish_done_;
+  finish_done_ = true;
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (mine) {
+    if (reset) ResetOnClose(number);
+    CloseWithoutWaiting(number);
+    KeepSpares();
+  }
+  return last;
+}
+
+// The kernel knows of what is its own.
+bool Sock::ResetsAtCloseLatched() const {
+  if (mode() != Mode::kEngine || stream_ == nullptr || fd() < 0 ||
+      !EndsHere()) {
+    return false;
+  }
+  if (stream_->Untaken()) return true;
+  const linger asked = LingerOf(fd());
+  return asked.l_onoff != 0 && asked.l_linger == 0;
+}
+
+bool Sock::ResetsAtClose() {
+  Latched latched(this);
+  return ResetsAtCloseLatched();
+}
+
+void Sock::ResetAtExit() {
+  Latched latched(this);
+  const bool untaken =
+      mode() == Mode::kUnread && unread_.size() > 0 && EndsHere();
+  // The kernel resets by itself.  A reset alone is a crash to the peer, which
+  // takes what has landed, and an end behind that.
+  if (ResetsAtCloseLatched() || untaken) {
+    if (mode() == Mode::kEngine) stream_->TellReset();
+    ResetOnClose(fd());
+  }
+}
+
+void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
+  Critical critical;
+  for (;;) {
+    tx_latch.lock();
+    rx_latch.lock();
+    bool owed = false;
+    bool ahead = false;
+    bool second = false;
+    if (mode() == Mode::kEngine && stream_ != nullptr && fd() >= 0) {
+      // What is staged for a peer that has not agreed yet, and may never have
+      // had the lane, is still TCP's to deliver.
+      if (stream_->tx() == stream::Tx::kProp) {
+        stream_->Demote(Reason::kShortLived, false);
+      }
+      stream_->Progress();
+      // What the peer sends once more is unread to the kernel, which would
+      // reset.
+      owed = stream_->WantsAnchorWrite();
+      ahead = stream_->Ahead() != 0;
+      // The kernel would end this end first, and keep its addresses for a
+      // minute.
+      second = stream_->PeerEnded() && !stream_->Untaken() && EndsHere() &&
+               AskTcpState(fd()) == kTcpEstablished &&
+               ClosedStreams::MayAwaitEnds(deadline_ns);
+    }
+    const bool late = base::NowNs() >= deadline_ns;
+    if (owed && late && EndsHere()) {
+      across_exec_.MakeReset(last);
+    }
+    rx_latch.unlock();
+    tx_latch.unlock();
+    if ((!owed && !ahead && !second) || late) return;
+    const int awaited = owed ? POLLOUT : ahead ? POLLIN : POLLRDHUP;
+    pollfd one{fd(), static_cast<short>(awaited), 0};
+    timespec left{0, 10'000'000};
+    ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);
+  }
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,315 @@
+// What a stream is told by its connection, its lane and its timers, and whom
+// the stream tells.
+
+#include <poll.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "lib/base/log.h"
+#include "lib/lane/shm/shm_lane.h"
+#include "lib/posix/fd/table.h"
+#include "lib/posix/socket/registrations.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/stats.h"
+#include "lib/posix/thread/bell_shares.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+using stream::Stream;
+
+void Sock::OnAnchor(std::uint32_t events) {
+  Latched latched(this);
+  if (mode() == Mode::kEngine && stream_ != nullptr) {
+    if ((events & ~EPOLLIN) != 0 && watch_.TakeWantRoom()) WakeTx();
+    if (stream_->AtKernel() && (events & ~EPOLLOUT) != 0) WakeRx();
+    if ((events & EPOLLERR) != 0) zero_copy_.TakeErrors();
+    stream_->Progress();
+    HandleChanges();
+    if ((events & (EPOLLHUP | EPOLLERR)) != 0 && !stream_->WantsAnchorRead() &&
+        !stream_->AtKernel()) {
+      // HUP and ERR are level-triggered and cannot be masked.
+      watch_.End(Conductor::IfRunning(), fd());
+    }
+  }
+}
+
+void Sock::OnCompletion(std::uint32_t flags) {
+  (void)flags;
+  Latched latched(this);
+  if (mode() == Mode::kEngine && stream_ != nullptr) {
+    stream_->Progress();
+    HandleChanges();
+    if (lane_ != nullptr) {
+      WakeRx();
+      WakeTx();
+    }
+  }
+}
+
+void Sock::LinkLost(Reason reason) {
+  (void)reason;  // the lane's State() says it
+  OnCompletion(lane::kCompletionError);
+}
+
+void Sock::OnTimer() {
+  Latched latched(this);
+  timer_ = 0;
+  if (mode() == Mode::kEngine && stream_ != nullptr) {
+    stream_->Timer();
+    stream_->Progress();
+    HandleChanges();
+  }
+}
+
+namespace {
+
+// How long a switch may take, in a process and on a host as busy as they are.
+// All switches under way share their conductors.  Each step of a switch waits
+// for threads that hold the stream's latches and have lost their CPU.  Any
+// thread may call it.
+class Patience {
+ public:
+  constexpr Patience(std::uint32_t least_ms, std::uint32_t most_ms)
+      : least_ms_(least_ms), most_ms_(most_ms), ms_(least_ms) {}
+  std::uint32_t ms() const { return ms_.load(std::memory_order_relaxed); }
+  void Lost() {
+    ms_.store(std::min(2 * ms(), most_ms_), std::memory_order_relaxed);
+  }
+  void Kept() {
+    ms_.store(std::max(ms() * 63 / 64, least_ms_), std::memory_order_relaxed);
+  }
+
+ private:
+  const std::uint32_t least_ms_;
+  const std::uint32_t most_ms_;
+  std::atomic<std::uint32_t> ms_;
+};
+
+constinit Patience shm_patience(300, 4000);
+constinit Patience rdma_patience(2000, 8000);
+
+Patience& PatienceFor(lane::Kind kind) {
+  return kind == lane::Kind::kRdma ? rdma_patience : shm_patience;
+}
+
+}  // namespace
+
+void Sock::HandleChanges() {
+  CheckQuick();
+  const std::uint32_t changes = stream_->TakeChanges();
+  if (changes != 0) {
+    RCSOCK_LOG(2, "fd %d: changes %x, tx %d rx %d, offsets %llu %llu", fd(),
+               changes, static_cast<int>(stream_->tx()),
+               static_cast<int>(stream_->rx()),
+               static_cast<unsigned long long>(stream_->tx_off()),
+               static_cast<unsigned long long>(stream_->rx_off()));
+  }
+  if (changes & (stream::kPromotedTx | stream::kPromotedRx)) OnPromoted();
+  if (changes & stream::kLeftLane) OnLeftLane();
+  if (changes & stream::kRxReady) WakeRx();
+  if (changes & stream::kTxReady) WakeTx();
+  SetTimer(changes);
+  if (changes & stream::kMustReset) reset_ = true;
+  if (changes & stream::kFinished) finished_ = true;
+  if (changes & stream::kSettled) {
+    settled_ = true;
+    if (std::exchange(leave_uncounted_, false)) {
+      reason_ = stream_->why_left();
+      CountLeave(true);
+    }
+  }
+  if (changes & (stream::kSettled | stream::kFinished)) PostSettle();
+  UpdateWatch();
+}
+
+void Sock::OnPromoted() {
+  if (!promoted_) {
+    promoted_ = true;
+    stats.promoted.fetch_add(1, std::memory_order_relaxed);
+  }
+  reason_ = Reason::kNone;
+  if (on_lane_.load(std::memory_order_relaxed) || !stream_->FastTx() ||
+      stream_->rx() != stream::Rx::kFrames) {
+    return;
+  }
+  RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
+             lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
+  on_lane_.store(true, std::memory_order_release);
+  input_alone_.store(!stream_->Shut(), std::memory_order_release);
+  if (lane_is_shm_) NoteOnLane(fd(), this, true);
+  ++promotions_;
+  PatienceFor(lane_kind_).Kept();
+  Registrations::Get().NotifyLatched(this);
+  Registrations::Ready(this);
+}
+
+void Sock::OnLeftLane() {
+  const bool was_there = on_lane_.exchange(false, std::memory_order_release);
+  input_alone_.store(false, std::memory_order_release);
+  Registrations::Get().Refresh(this, false);
+  if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
+    reason_ = stream_->why_left();
+    // The stream was closed before the switch, and has no reason of its own.
+    if (reason_ == Reason::kNone && !promoted_) reason_ = Reason::kShortLived;
+  }
+  starved_ = reason_ == Reason::kStarved;
+  // A stream that made room for others is as welcome as before.  The end whose
+  // limit it was asks for that.
+  if (lane_kind_ == lane::Kind::kRdma) LeavesRemote();
+  if (reason_ == Reason::kTimeout) PatienceFor(lane_kind_).Lost();
+  // Whether the peer has left or the lane has failed is known for certain when
+  // the stream is back on TCP: see Stream::OnLaneDown.
+  leave_uncounted_ =
+      lane_kind_ == lane::Kind::kRdma &&
+      (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
+  if (!leave_uncounted_) CountLeave(was_there);
+  // A stream that the program has closed has a number of rcsock's.
+  RCSOCK_LOG(closed_.load(std::memory_order_relaxed) ? 2 : 1,
+             "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
+}
+
+// Rule 23: for liveness only; any value is safe.
+void Sock::SetTimer(std::uint32_t changes) {
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  if ((changes & stream::kTimerOff) && timer_ != 0) {
+    conductor->CancelTimer(timer_);
+    timer_ = 0;
+  }
+  if ((changes & stream::kTimerOn) && timer_ == 0) {
+    timer_ = conductor->After(PatienceFor(lane_kind_).ms(),
+                              [self = Share()] { self->OnTimer(); });
+  }
+}
+
+void Sock::CountLeave(bool was_there) {
+  // None of these speaks against the next lane.  Nor does a connection that
+  // another process shares for a while: a server may fork for each snapshot.
+  const bool makes_room =
+      reason_ == Reason::kIdleRings || reason_ == Reason::kPinnedFork ||
+      reason_ == Reason::kPeerShared ||
+      (lane_kind_ == lane::Kind::kRdma &&
+       (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted));
+  // The sender, whose reason that is, learns whether it was of use
+  // (JudgeStarved), and proposes again, sooner or later.
+  const bool starves =
+      !makes_room && reason_ == Reason::kPeerDemoted && RingIsFull();
+  // The switch was too slow, at this end or the other.  The next one has more
+  // time (Patience), which also bounds how often a switch is tried.
+  const bool slow = reason_ == Reason::kTimeout ||
+                    (reason_ == Reason::kPeerDemoted && !was_there);
+  if (!makes_room && !starves && !slow) ++demotions_;
+  if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
+      (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
+    const bool failover = stream::IsFailover(reason_);
+    ++(failover ? failed_over_ : left_);
+    (failover ? stats.failovers : stats.demotions)
+        .fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+void Sock::UpdateWatch() {
+  Conductor* conductor = Conductor::IfRunning();
+  if (!watch_.on() || conductor == nullptr) return;
+  std::uint32_t wanted =
+      watch_.wants_room() || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u;
+  if (stream_->WantsAnchorRead()) {
+    wanted |= EPOLLIN;
+  } else if (stream_->AtKernel()) {
+    // The application reads when it likes.  A thread that waits for input here,
+    // or for an edge, is told of each arrival as the kernel would.  Nothing is
+    // lost: the change of the registration reports what is there already, and
+    // all that is done for EPOLLOUT ends with EAGAIN.
+    wanted |=
+        EPOLLIN | EPOLLPRI | EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
+  }
+  watch_.Change(conductor, fd(), wanted);
+}
+
+void Sock::KickPollers() {
+  if (poll_sleepers.load(std::memory_order_seq_cst) > 0) {
+    if (Conductor* conductor = Conductor::IfRunning()) {
+      conductor->bells()->Kick(kPollBell);
+    }
+  }
+}
+
+void Sock::WakeRx() {
+  // seq_cst on both sides: a sleeper counts itself before it looks at the word
+  // for the last time, and here the word changes before the count is looked at.
+  rx_seq_.fetch_add(1, std::memory_order_seq_cst);
+  if (rx_sleepers_.load(std::memory_order_seq_cst) > 0) {
+    base::FutexWake(&rx_seq_, 1 << 30, false);
+  }
+  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
+    lane_->WakeLocal();
+  }
+  Registrations::Ready(this);
+  KickPollers();
+}
+
+void Sock::WakeTx() {
+  tx_seq_.fetch_add(1, std::memory_order_seq_cst);
+  if (tx_sleepers_.load(std::memory_order_seq_cst) > 0) {
+    base::FutexWake(&tx_seq_, 1 << 30, false);
+  }
+  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
+    lane_->WakeLocal();
+  }
+  Registrations::Ready(this, true);
+  KickPollers();
+}
+
+// The thread that waits for a source's lanes drains the source.  For lanes that
+// ring the conductor's bell, the conductor does.
+void Sock::WantSource(bool wanted) {
+  lane::Source* source = source_.load(std::memory_order_relaxed);
+  if (source == nullptr || wanted == source_wanted_) return;
+  source_wanted_ = wanted;
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    conductor->SourceWanted(source, wanted ? 1 : -1);
+  }
+}
+
+void Sock::TellLane(std::uint32_t bits, int number) {
+  bell_.store(number, std::memory_order_relaxed);
+  // A thread that sees the wish and sleeps on the stream's bell sees which
+  // bell.
+  notify_.store(bits, std::memory_order_release);
+  if (lane_ == nullptr) return;
+  WantSource(bits != 0 && number == 0);
+  lane_->SetNotify(bits, number);
+}
+
+void Sock::SetNotify(std::uint32_t bits, int number) {
+  TellLane(bits, number);
+  // A thread in poll() sleeps on the previous bell.
+  KickPollers();
+}
+
+void Sock::Wish(std::uint32_t bits) {
+  if (!lane_is_shm_) return;
+  notify_.store(bits, std::memory_order_relaxed);
+  static_cast<lane::shm::ShmLane*>(lane_.get())->Wish(bits, bell());
+}
+
+void Sock::RingForPoll(int number) {
+  // A thread that takes the wish back looks at poll_sleepers after that.
+  if (notify_.load(std::memory_order_seq_cst) != 0) return;
+  Latched latched(this);
+  if (lane_ != nullptr && OnLane() && notify_bits() == 0) {
+    // The lane has rung no bell until now, so no thread sleeps on another bell.
+    // A thread that drains a source rings for all its lanes.
+    TellLane(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
+             lane_is_shm_ ? number : kPollBell);
+  }
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,200 @@
+// The child of a fork, with a copy of a stream that its parent's engine has.
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+
+#include "lib/base/barrier.h"
+#include "lib/base/latch.h"
+#include "lib/base/log.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/fd/file.h"
+#include "lib/posix/sharing/holders.h"
+#include "lib/posix/sharing/notes.h"
+#include "lib/posix/socket/each_sock.h"
+#include "lib/posix/socket/hidden.h"
+#include "lib/posix/socket/registrations.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_claim.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+
+bool UnusedCopy::OnForkChild(bool hides) {
+  if (state_.load() != State::kNo) {
+    // A copy of a copy.  Without room for it, this process is counted.
+    state_.store(hides ? State::kYes : State::kAsks);
+  } else if (hides) {
+    Become();
+  }
+  return state_.load() != State::kNo;
+}
+
+void UnusedCopy::Become() {
+  sock_->ForgetParentsEngine();
+  ask_fd_ = ParentsAsk();
+  state_.store(State::kYes);
+  SetKind(sock_, FileKind::kHiddenSock);
+  CountHidden(1);
+}
+
+void UnusedCopy::Show() {
+  state_.store(State::kNo);
+  if (!sock_->Hidden()) return;
+  SetKind(sock_, FileKind::kSock);
+  CountHidden(-1);
+}
+
+void UnusedCopy::AskOwner() {
+  Critical critical;
+  const base::LatchGuard hold(hidden_latch);
+  Holding* const all = FindHolding(sock_->holding());
+  // A thread that closes the last number leaves soon (LeaveHolders).
+  if (state_.load() != State::kYes || sock_->fds.load() == 0 ||
+      all == nullptr) {
+    return;
+  }
+  all->Use();
+  state_.store(State::kAsks);
+  if (all->claim.Ask() == Claim::kAsked) RingOwner(ask_fd_);
+}
+
+void UnusedCopy::Reveal() {
+  if (state_.load() == State::kLeaves) Return();
+  AskOwner();
+  if (state_.load() != State::kAsks) return;
+  Holding* const all = FindHolding(sock_->holding());
+  if (all == nullptr) return;
+  const Owner owner = AwaitOwner(all, ask_fd_);
+  Latched latched(sock_);
+  const base::LatchGuard hold(hidden_latch);
+  if (state_.load() != State::kAsks || FindHolding(sock_->holding()) != all) {
+    return;
+  }
+  if (owner != Owner::kGave || !sock_->TakeOverLatched(*all)) {
+    // The stream's bytes are in the owner's ring, or the peer's.
+    if (InBorrowedMemory()) {
+      // The numbers of this process's parent are out of reach.  So the
+      // connection ends for all.
+      const sockaddr none{AF_UNSPEC, {}};
+      ::syscall(SYS_connect, sock_->fd(), &none, sizeof none);
+    }
+    if (owner == Owner::kDead) sock_->ResetAtLastClose();
+    sock_->LoseConnection("its owner did not give it");
+    all->Leave();
+  }
+  RCSOCK_LOG(2, "fd %d: used in a child: %d", sock_->fd(),
+             static_cast<int>(owner));
+  Show();
+}
+
+// What exec closes is this process's no more.
+void UnusedCopy::Leave() {
+  Critical critical;
+  const base::LatchGuard hold(hidden_latch);
+  Holding* const all = FindHolding(sock_->holding());
+  if (state_.load() != State::kYes || all == nullptr) return;
+  state_.store(State::kLeaves);
+  all->Unhide();
+}
+
+// The owner may have ended the connection meanwhile, and the place may be
+// another connection's.
+void UnusedCopy::Return() {
+  Latched latched(sock_);
+  const base::LatchGuard hold(hidden_latch);
+  if (state_.load() != State::kLeaves) return;
+  Holding* const all = FindHolding(sock_->holding());
+  const bool counted = all != nullptr && all->Hide();
+  if (counted && all->inode.load() == sock_->anchor().inode()) {
+    state_.store(State::kYes);
+    return;
+  }
+  if (counted) all->Unhide();
+  sock_->LoseConnection("its owner has ended it");
+  Show();
+}
+
+void UnusedCopy::LeaveHolding(Holding* all) {
+  Critical critical;
+  const base::LatchGuard hold(hidden_latch);
+  const State state = state_.exchange(State::kNo);
+  if (state == State::kYes) all->Unhide();
+  if (state == State::kNo || state == State::kAsks) all->Leave();
+}
+
+void UnusedCopy::Reset() {
+  state_.store(State::kNo, std::memory_order_relaxed);
+  ask_fd_ = -1;
+}
+
+// --- What the child finds of the stream
+
+bool Sock::MayLeaveCopies() const {
+  return mode() == Mode::kEngine && OnLane() &&
+         lane_kind_ == lane::Kind::kShm && !lane_state_.Leaving() &&
+         !lane_state_.Pinned() && !closed_.load() && !noted_.Travels() &&
+         given_away_.load() == 0 && !zero_copy_.on();
+}
+
+// The kernel has the registrations once the stream is on TCP, if the parent
+// still has them.  This process can't know them, so it must not take the stream
+// from the kernel.
+void Sock::ForgetParentsEngine() {
+  tx_latch.AssertUnshared();
+  rx_latch.AssertUnshared();
+  interest_latch.AssertUnshared();
+  interests_user = false;
+  if (interests != nullptr) {
+    Registrations::Get().HideSets(this);
+    Registrations::Get().Drop(this, -1, -1);
+    KeepPlain();
+  }
+  ForgetEngine();
+}
+
+void Sock::LoseConnection(const char* why) {
+  PutDeadSocket(why);
+  holders_ = -1;
+  KeepPlain();
+}
+
+// As a child of a fork that found the stream on TCP.
+bool Sock::TakeOverLatched(const Holding& all) {
+  told_tx_ = account_tx_ = all.tx.load();
+  told_rx_ = account_rx_ = all.rx.load();
+  tx_raw_.store(told_tx_);
+  rx_raw_.store(told_rx_);
+  LearnOptions(fd());
+  noted_.LearnDrift(fd());
+  const std::uint32_t unread = all.unread.load();
+  if (unread == 0) return true;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%u/fd/%u", all.owner.load(),
+                unread - 1);
+  base::UniqueFd memory(base::OpenHigh([&] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+  }));
+  if (!memory.ok() || Unread::Claimed(memory.get()) != anchor_.inode() ||
+      !unread_.Open(memory.get())) {
+    return false;
+  }
+  (void)memory.release();
+  BecomeUnread();
+  return true;
+}
+
+int Sock::SharedUnreadLatched() const {
+  return mode() == Mode::kUnread ? unread_.fd() : -1;
+}
+
+}  // namespace rcsock::posix

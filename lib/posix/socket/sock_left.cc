@@ -1,0 +1,329 @@
+// A number that is closed while calls sleep on its stream.
+//
+// The kernel's call keeps the open file, whose end comes when the call returns.
+// Until then the call goes on, whatever the number names meanwhile.  Here the
+// number itself is the anchor.  So close() gives the stream another number, of
+// rcsock's own, which the table has as it has any copy's.  All that is done to
+// every stream is then done to this stream, too.  It ends when that number is
+// closed, by the last of the calls.
+//
+// A sleeping call is counted already, so a call does nothing more before it
+// sleeps.  A call that wakes finds left_fd_ under its latch.  From then on it
+// is counted in left_awake_ while it does not sleep.  A handler may jump out of
+// a sleep, and cancellation ends a sleep, and neither tells of that here.  So
+// the conductor, too, looks whether there is a call left.
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/fd/close.h"
+#include "lib/posix/fd/table.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/iov_rest.h"
+#include "lib/posix/sys/user_arguments.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+namespace {
+
+constexpr std::uint32_t kMostLookMs = 1024;
+
+// The innermost such call of this thread.  A handler may have jumped out of it;
+// then the object may be another connection by now.
+struct Left {
+  const Sock* sock = nullptr;
+  std::uint32_t life = 0;
+  std::uint64_t deadline_ns = 0;
+  bool awake = false;
+};
+thread_local constinit Left tls_left;
+// Of a call that has just become such a call (kJoinsLeft).
+struct Joined {
+  std::uint64_t deadline_ns = 0;
+  int result = 0;
+  bool handled = false;  // handlers have run
+};
+thread_local constinit Joined tls_joined;
+
+void CloseLeft(int number) {
+  const int saved = errno;
+  base::Disown(number);
+  CloseAny(number);
+  errno = saved;
+}
+
+}  // namespace
+
+// Such a call, from kJoinsLeft on.  It owns a place in left_awake_, and is a
+// critical section that sleeps interrupt, as every call's.  It belongs to its
+// thread.
+class Sock::LeftCall {
+ public:
+  explicit LeftCall(Sock* sock)
+      : sock_(sock), outer_(tls_left), joined_(tls_joined) {
+    tls_left = {sock, sock->Life(), joined_.deadline_ns, true};
+  }
+  // Also runs when cancellation ends the call.
+  ~LeftCall() {
+    const int saved = errno;
+    const bool awake = tls_left.awake;
+    tls_left = outer_;
+    int number;
+    bool last;
+    {
+      Latched latched(sock_);
+      if (awake) sock_->left_awake_.fetch_sub(1, std::memory_order_relaxed);
+      last = sock_->LastLeftLatched(&number);
+    }
+    if (last) CloseLeft(number);
+    LeaveCritical();
+    errno = saved;
+  }
+  LeftCall(const LeftCall&) = delete;
+  LeftCall& operator=(const LeftCall&) = delete;
+
+  // Returns the call's result if there is one at once.  ClosedInUse: the call
+  // goes on.
+  IoResult Over(std::size_t done) const {
+    if (joined_.result == -EINTR) {
+      if (done > 0) return IoResult::Done(done);
+      errno = EINTR;
+      return IoResult::Done(ssize_t{-1});
+    }
+    // The kernel makes the call again: what the number names is asked anew.
+    return joined_.handled ? IoResult::Gone() : IoResult::ClosedInUse();
+  }
+  // Makes `call()`, which may sleep in the kernel, and counts it as a sleep.
+  // Returns what it returns.
+  template <class Call>
+  ssize_t InKernelsSleep(std::atomic<int>* count, Call&& call) {
+    count->fetch_add(1, std::memory_order_seq_cst);
+    sock_->SleepsLeft();
+    CountedSleep counted(count);
+    ssize_t n;
+    {
+      const OutsideCritical outside;
+      n = call();
+    }
+    sock_->WakesLeft();
+    return n;
+  }
+
+ private:
+  Sock* const sock_;
+  const Left outer_;
+  const Joined joined_;
+};
+
+// Returns how many calls sleep on the stream.  If a handler of this thread has
+// interrupted such a call, that call does not count.  The close ends it as the
+// kernel's would, where the interrupted call is over by then.
+int Sock::SleepersLatched() const {
+  int all = 0;
+  for (const auto* count :
+       {&rx_sleepers_, &tx_sleepers_, &pins_[0], &pins_[1]}) {
+    all += count->load(std::memory_order_seq_cst);
+    if (tls_signals.counted == count) --all;
+  }
+  return all;
+}
+
+bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
+  if (mode() != Mode::kEngine || SleepersLatched() <= 0) return false;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return false;
+  // Without another number the stream ends under the calls.
+  const int hidden = base::CopyHigh(number);
+  if (hidden < 0) return false;
+  // From GoOnBy on the last of the calls may return, and close the stream for
+  // good.
+  const std::shared_ptr<Sock> keep = Share();
+  bool left;
+  {
+    Latched latched(this);
+    left = mode() == Mode::kEngine && SleepersLatched() > 0;
+    if (left) {
+      left_fd_.Write(tx_latch, rx_latch) = hidden;
+      left_awake_.store(0, std::memory_order_relaxed);
+      GoOnBy(hidden, this);
+    }
+  }
+  if (!left) {
+    base::CloseRaw(hidden);
+    return false;
+  }
+  LoseFd(number);
+  *result = CloseNumber(number, next, true);
+  const int saved = errno;
+  EndLeftLater(1);
+  errno = saved;
+  return true;
+}
+
+bool Sock::LastLeftLatched(int* number) {
+  if (left_fd_ < 0 || left_awake_.load(std::memory_order_relaxed) > 0 ||
+      SleepersLatched() > 0) {
+    return false;
+  }
+  *number = std::exchange(left_fd_.Write(tx_latch, rx_latch), -1);
+  return true;
+}
+
+void Sock::EndLeft() {
+  int number;
+  {
+    Latched latched(this);
+    if (!LastLeftLatched(&number)) return;
+  }
+  CloseLeft(number);
+}
+
+void Sock::EndLeftLater(std::uint32_t ms) {
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  conductor->After(ms, [self = Share(), ms] {
+    self->EndLeft();
+    bool more;
+    {
+      Latched latched(self.get());
+      more = self->left_fd_ >= 0;
+    }
+    if (more) self->EndLeftLater(std::min(2 * ms, kMostLookMs));
+  });
+}
+
+void Sock::ForgetLeft() {
+  left_awake_.store(0, std::memory_order_relaxed);
+  tx_latch.AssertUnshared();
+  rx_latch.AssertUnshared();
+  const int number = std::exchange(left_fd_.Write(tx_latch, rx_latch), -1);
+  if (number >= 0) CloseLeft(number);
+}
+
+// A call that only waits for a lane does not join, nor does a poll: these have
+// nothing more to do with the stream.
+bool Sock::JoinsLeftToo(const Wait& wait, int result) {
+  // Nor does a call of another connection, whose object this has been.  That
+  // connection ended under the sleep, for there was no number to keep it by.
+  if (wait.process == 0 || wait.process != OwnPid() || wait.life != Life() ||
+      (tls_left.sock == this && tls_left.life == Life())) {
+    return false;
+  }
+  left_awake_.fetch_add(1, std::memory_order_relaxed);
+  tls_joined = {wait.deadline_ns, result, tls_signals.any != wait.any};
+  EnterCritical();  // LeftCall leaves it
+  return true;
+}
+
+// The analysis cannot know a latch that `tx` chooses.
+bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
+  base::Latch& latch = tx ? tx_latch : rx_latch;
+  std::atomic<int>& count = tx ? tx_sleepers_ : rx_sleepers_;
+  count.fetch_add(1, std::memory_order_relaxed);
+  latch.Yield();
+  const bool left = JoinsLeft(wait, 0);
+  count.fetch_sub(1, std::memory_order_relaxed);
+  return left;
+}
+
+bool Sock::SleepsLeft() {
+  if (tls_left.sock != this || tls_left.life != Life() || !tls_left.awake) {
+    return false;
+  }
+  tls_left.awake = false;
+  left_awake_.fetch_sub(1, std::memory_order_relaxed);
+  return true;
+}
+
+void Sock::WakesLeft() {
+  tls_left.awake = true;
+  left_awake_.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::uint64_t Sock::LeftDeadline() const {
+  return tls_left.sock == this && tls_left.life == Life() ? tls_left.deadline_ns
+                                                          : 0;
+}
+
+IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
+                        int flags, std::size_t* done) {
+  LeftCall call(this);
+  if (const IoResult over = call.Over(*done); !over.closed_in_use())
+    return over;
+  if (Null(iov, count) && (flags & MSG_TRUNC) == 0) return IoResult::Gone();
+  const int number = fd();
+  for (;;) {
+    const Mode now = mode();
+    IoResult result = IoResult::Retry();
+    if (now == Mode::kEngine) {
+      rx_latch.lock();
+      result = RecvLatched(number, iov, count, total, flags, done);
+    } else {
+      if (now == Mode::kUnread) {
+        result = UnreadRecv(number, iov, count, total, flags, done);
+      }
+      if (result.retry() && mode() != Mode::kEngine) {
+        InKernel in(this);
+        if (!in.May(number, now)) continue;
+        IovRest rest(iov, count);
+        rest.Skip(*done);
+        msghdr message{};
+        message.msg_iov = const_cast<iovec*>(rest.iov());
+        message.msg_iovlen = static_cast<std::size_t>(rest.count());
+        const ssize_t n = call.InKernelsSleep(&rx_sleepers_, [&] {
+          return real::recvmsg(number, &message, flags);
+        });
+        if ((flags & MSG_PEEK) == 0) in.Received(n);
+        if (*done == 0) return IoResult::Done(n);
+        return IoResult::Done(static_cast<ssize_t>(*done) + (n > 0 ? n : 0));
+      }
+    }
+    if (!result.retry()) return result;
+  }
+}
+
+IoResult Sock::SendLeft(const iovec* iov, int count, std::size_t total,
+                        int flags, std::size_t* done) {
+  LeftCall call(this);
+  if (const IoResult over = call.Over(*done); !over.closed_in_use())
+    return over;
+  const int number = fd();
+  for (;;) {
+    const Mode now = mode();
+    if (now == Mode::kEngine) {
+      tx_latch.lock();
+      const IoResult result =
+          SendLatched(number, iov, count, total, flags, done);
+      if (!result.retry()) return result;
+      continue;
+    }
+    InKernel in(this);
+    if (!in.May(number, now)) continue;
+    const ssize_t n = call.InKernelsSleep(&tx_sleepers_, [&] {
+      if (*done > 0) return SendRest(number, iov, count, *done, flags);
+      IovRest rest(iov, count);
+      msghdr message{};
+      message.msg_iov = const_cast<iovec*>(rest.iov());
+      message.msg_iovlen = static_cast<std::size_t>(rest.count());
+      return real::sendmsg(number, &message, flags & ~kLater);
+    });
+    in.Sent(n);
+    if (*done == 0) return IoResult::Done(n);
+    return IoResult::Done(static_cast<ssize_t>(*done) + (n > 0 ? n : 0));
+  }
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,226 @@
+// Bytes that were read ahead of the application, and that the holders of the
+// connection share (Mode::kUnread).
+
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "lib/base/guard.h"
+#include "lib/base/latch.h"
+#include "lib/base/log.h"
+#include "lib/posix/sharing/holders.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/sys/iov_rest.h"
+#include "lib/posix/thread/signals.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+
+bool Sock::SpillLatched() {
+  if (!stream_->OnlyStash()) return false;
+  const int error = stream_->ErrorBehindStash();
+  stream::ByteQueue bytes = stream_->TakeStash();
+  if (!unread_.Make(bytes.data(), bytes.size(), anchor_.inode(),
+                    anchor_.came_ns(), error)) {
+    stream_->GiveStash(std::move(bytes));
+    return false;
+  }
+  unread_streams.fetch_add(1, std::memory_order_relaxed);
+  RCSOCK_LOG(1, "fd %d: %zu unread bytes are shared", fd(), bytes.size());
+  return true;
+}
+
+void Sock::BecomeUnread() {
+  unread_streams.fetch_add(1, std::memory_order_relaxed);
+  lane_state_.Step(LaneState::Event::kHalt);
+  SetUnread(true);
+}
+
+void Sock::EndUnreadLatched() {
+  if (mode() != Mode::kUnread) return;
+  unread_.Close();
+  if (Holding* all = FindHolding(holders_)) all->unread.store(0);
+  unread_streams.fetch_sub(1, std::memory_order_relaxed);
+  if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
+      !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
+      stream_ != nullptr) {
+    TryAgainLater();
+    lane_state_.Step(LaneState::Event::kConnect);
+  }
+  SetUnread(false);
+}
+
+// The analysis wants both latches for a change of the mode.
+void Sock::SetUnread(bool unread) RC_NO_LOCK_CHECK {
+  RC_DCHECK(mode() != Mode::kEngine);
+  mode_.Write(tx_latch, rx_latch)
+      .store(unread ? Mode::kUnread : Mode::kPlain, std::memory_order_seq_cst);
+}
+
+void Sock::Disconnected() {
+  Latched latched(this);
+  EndUnreadLatched();
+}
+
+// One call that reads bytes which were read ahead and are shared.
+struct Sock::UnreadCall {
+  IoResult Fail(int why) const {
+    errno = why;
+    return IoResult::Done(ssize_t{-1});
+  }
+  bool nothing() const { return n == 0 && *done == 0; }
+
+  const int number;
+  const iovec* const iov;
+  const int count;
+  const std::size_t total;
+  const int flags;
+  std::size_t* const done;
+  std::size_t n = 0;    // what this look has taken
+  int error = 0;        // what lies behind, and is told now
+  bool failed = false;  // an error lies behind, to be told later
+  bool fault = false;
+  bool behind = false;  // what the kernel has comes before the error
+};
+
+void Sock::TakeUnread(UnreadCall& call) {
+  if (mode() != Mode::kUnread || call.total <= *call.done) return;
+  IovRest rest(call.iov, call.count);
+  rest.Skip(*call.done);
+  const bool drop = (call.flags & MSG_TRUNC) != 0;
+  call.n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(),
+                        call.total - *call.done, (call.flags & MSG_PEEK) != 0);
+  call.fault = base::TakeFault();
+  if (unread_.size() != 0 || call.fault) return;
+  int more = 0;
+  if (call.nothing() && unread_.Failed() &&
+      ::syscall(SYS_ioctl, call.number, FIONREAD, &more) == 0 && more > 0) {
+    call.behind = true;
+    return;
+  }
+  if (call.nothing()) call.error = unread_.TakeError();
+  call.failed = unread_.Failed();
+  if (!call.failed) EndUnreadLatched();
+}
+
+void Sock::CountUnread(const UnreadCall& call, ssize_t n) {
+  if ((call.flags & MSG_PEEK) != 0) return;
+  rx_raw_.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+}
+
+IoResult Sock::RecvBehindUnread(const UnreadCall& call) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(call.iov);
+  message.msg_iovlen = static_cast<std::size_t>(call.count);
+  const ssize_t n =
+      ::syscall(SYS_recvmsg, call.number, &message, call.flags | MSG_DONTWAIT);
+  if (n <= 0) return IoResult::Retry();  // another thread's by now
+  CountUnread(call, n);
+  return IoResult::Done(n);
+}
+
+IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
+                          std::size_t total, int flags, std::size_t* done) {
+  Critical critical;
+  UnreadCall call{number, iov, count, total, flags, done};
+  rx_latch.lock();
+  // With the last of these bytes the stream may take a lane.  Its offsets are
+  // to have all that is counted below.
+  const InKernel in(this);
+  if (!IsAt(number)) {
+    rx_latch.unlock();
+    return IoResult::Gone();
+  }
+  TakeUnread(call);
+  rx_latch.unlock();
+  if (call.behind) return RecvBehindUnread(call);
+  if (call.error != 0) return call.Fail(call.error);
+  if (call.nothing() && call.fault) return call.Fail(EFAULT);
+  if (call.n == 0) {
+    const bool again = !call.failed && !call.fault &&
+                       (total > *done || mode() != Mode::kUnread);
+    return again ? IoResult::Retry() : IoResult::Done(*done);
+  }
+  CountUnread(call, static_cast<ssize_t>(call.n));
+  *done += call.n;
+  if (*done == total || call.fault) return IoResult::Done(*done);
+  if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL)
+    return IoResult::Retry();
+  // The kernel's bytes go along, as they would in one queue: a reader may take
+  // a short answer for the end of what there is.
+  int more = 0;
+  if (::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
+    const ssize_t n = RecvRest(number, iov, count, *done, flags | MSG_DONTWAIT);
+    if (n > 0) {
+      CountUnread(call, n);
+      *done += static_cast<std::size_t>(n);
+    }
+  }
+  return IoResult::Done(*done);
+}
+
+int Sock::TakeKept() {
+  Critical critical;
+  const base::LatchGuard hold(rx_latch);
+  return mode() == Mode::kUnread ? TakeKeptLatched() : 0;
+}
+
+int Sock::TakeKeptLatched() {
+  const int error = unread_.TakeError();
+  if (unread_.size() == 0) EndUnreadLatched();
+  return error;
+}
+
+std::size_t Sock::UnreadBytes() {
+  if (mode() != Mode::kUnread) return 0;
+  Critical critical;
+  rx_latch.lock();
+  const std::size_t n = mode() == Mode::kUnread ? unread_.size() : 0;
+  rx_latch.unlock();
+  return n;
+}
+
+bool Sock::HasError() {
+  if (Completions()) return true;
+  if (mode() != Mode::kUnread) return false;
+  Critical critical;
+  const base::LatchGuard hold(rx_latch);
+  return mode() == Mode::kUnread && unread_.Failed();
+}
+
+int Sock::UnreadFd() {
+  Critical critical;
+  rx_latch.lock();
+  const int number =
+      mode() == Mode::kUnread && (unread_.size() > 0 || unread_.Failed())
+          ? unread_.fd()
+          : -1;
+  rx_latch.unlock();
+  return number;
+}
+
+bool Sock::InheritUnread(int memory) {
+  rx_latch.AssertUnshared();
+  if (!unread_.Open(memory)) return false;
+  connected_.store(true, std::memory_order_relaxed);
+  anchor_.SetInode(unread_.socket());
+  anchor_.SetCame(unread_.came_ns());
+  inherited_ = true;
+  if (holders_ < 0) {
+    // The process that started this program may read, too.
+    reason_ = Reason::kPinnedExec;
+    lane_state_.Step(LaneState::Event::kPin);
+    GivenAway();
+  }
+  BecomeUnread();
+  return true;
+}
+
+}  // namespace rcsock::posix

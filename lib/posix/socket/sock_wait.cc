@@ -1,0 +1,406 @@
+// What a call of a stream on a lane does until there is room, or input: it
+// spins, then sleeps.  Also what becomes of a stream whose receiver does not
+// read.
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+
+#include "lib/base/clock.h"
+#include "lib/base/sleep.h"
+#include "lib/lane/shm/shm_lane.h"
+#include "lib/posix/policy/prospect.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/sys/identity.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/posix/thread/spin.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+
+// A receiver that stops reading would hold a sender although the kernel's
+// larger buffers still had room.  A program that talks to itself does so, for
+// instance.  Such a stream goes back to TCP.
+constexpr std::uint32_t kStarvedMs = 100;
+// Looks in a row without progress.  kMostLate: this thread comes late to the
+// last look.  kMostRemote: the lane is to another host.  Its receiver may wait
+// for its CPU, and has still to read all that the switch has read ahead.
+constexpr int kMostLate = 5;
+constexpr int kMostRemote = 4;
+// And so many more while other streams of the service try whether TCP has more
+// room.  Then the stream leaves without their verdict, as it may need that room
+// itself.
+constexpr int kMostRefused = 20;
+
+// More than TCP's buffers take, if the receiver does not read.
+constexpr std::uint64_t kMoreThanTcp = 8 << 20;
+// JudgeStarved looks so long after a stream has left, and so often at most.
+constexpr std::uint32_t kJudgeMs = 50;
+constexpr int kMostJudged = 4;
+
+void Sock::WatchStarved() {
+  if (lane_ == nullptr) return;
+  starve_posted_ = lane_->Posted();
+  if (starve_timer_) return;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  starve_acked_ = lane_->Acked();
+  starve_since_ns_ = base::NowNs();
+  // Without memory the timer does not come: the next call without room tries
+  // again.
+  starve_timer_ = conductor->After(
+                      kStarvedMs, [self = Share()] { self->OnStarved(); }) != 0;
+}
+
+void Sock::OnStarved() {
+  Latched latched(this);
+  starve_timer_ = false;
+  if (mode() != Mode::kEngine || stream_ == nullptr || lane_ == nullptr ||
+      !stream_->FastTx()) {
+    starve_late_ = 0;
+    return;
+  }
+  if (lane_->Writable() > 0) {
+    starve_late_ = 0;
+    // A receiver puts off telling of a little room while there is more to take,
+    // and may then take no more.  So a sender that found no room has not been
+    // told.
+    if (lane_->Posted() == starve_posted_) {
+      WakeTx();
+    } else {
+      // Another thread has posted since.  A thread that found no room may still
+      // wait, in a call or in an epoll set.
+      WatchStarved();
+    }
+    return;
+  }
+  if (lane_->Acked() != starve_acked_) {
+    starve_late_ = 0;
+    // A thread that waits now may have begun while this timer ran, and armed
+    // none.
+    WatchStarved();
+    return;
+  }
+  const bool late =
+      base::NowNs() - starve_since_ns_ > 3 * kStarvedMs * 1'000'000ull / 2;
+  const int looks =
+      Prospect::StarvedLooks(service_.load(std::memory_order_relaxed));
+  const int most =
+      std::max(late ? kMostLate : 1,
+               lane_is_shm_ ? looks : std::max(kMostRemote, looks));
+  ++starve_late_;
+  if (starve_late_ < most ||
+      (starve_late_ < most + kMostRefused &&
+       !Prospect::MayLeaveStarved(service_.load(std::memory_order_relaxed),
+                                  base::NowNs()))) {
+    // If this thread is late, the receiver may be, too.
+    WatchStarved();
+  } else {
+    starve_late_ = 0;
+    stream_->Demote(base::Reason::kStarved, true);
+    stream_->Progress();
+    HandleChanges();
+  }
+}
+
+void Sock::JudgeSoon(Starved starved) {
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  conductor->After(kJudgeMs,
+                   [self = Share(), starved] { self->JudgeStarved(starved); });
+}
+
+// The kernel has the stream again.  If TCP is full by now, too, or has taken
+// more than it keeps, the receiver is only slow.  Then the lane would have been
+// worth the wait, and the stream is as welcome on a lane as before.  Otherwise
+// its sender needed the room, and the stream stays on TCP the longer.
+//
+// A sender that has moved nothing yet may not have had a CPU since.  It may
+// also be in the midst of a long call, which is counted at its end.  A sender
+// that has moved more since the last look may go on until TCP is full.
+void Sock::JudgeStarved(Starved starved) {
+  Latched latched(this);
+  if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
+      lane_state_.Pinned()) {
+    return;
+  }
+  const std::uint64_t at = tx_raw_.load(std::memory_order_relaxed);
+  const bool vain = anchor_.IsFull() || at - starved.left_at >= kMoreThanTcp;
+  const bool over = at != starved.left_at && at == starved.seen_at;
+  if (!vain && !over && starved.looks + 1 < kMostJudged) {
+    JudgeSoon({starved.left_at, at, starved.looks + 1});
+    return;
+  }
+  Prospect::Starved(service_.load(std::memory_order_relaxed), vain);
+  if (!vain || demotions_ == 0) return;
+  --demotions_;
+  TryAgainLater();
+}
+
+bool Sock::RingIsFull() const { return lane_ != nullptr && lane_->HalfFull(); }
+
+void Sock::Begin(Wait& wait,
+                 const std::atomic<std::uint64_t>& timeout_ns) const {
+  if (wait.timed) return;
+  wait.timed = true;
+  wait.signals = tls_signals.interrupts;
+  wait.any = wait.later ? tls_signals.begun : tls_signals.any;
+  const std::uint64_t limit = timeout_ns.load(std::memory_order_relaxed);
+  if (limit == 0) return;
+  const std::uint64_t begun = left_fd_ >= 0 ? LeftDeadline() : 0;
+  wait.deadline_ns = begun != 0 ? begun : base::NowNs() + limit;
+}
+
+int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
+  Begin(wait, snd_timeout_ns);
+  if (!stream_->FastTx()) return SleepOn(wait, true, 0, seq, nullptr);
+  Spinner spin;
+  do {
+    if (lane_->Writable() > 0) {
+      spin.Found();
+      return 0;
+    }
+    if (tx_latch.Contended()) {
+      if (GiveWay(wait, true)) return kJoinsLeft;
+      if (wait.life != Life() || mode() != Mode::kEngine ||
+          !stream_->FastTx()) {
+        return 0;
+      }
+    }
+  } while (spin.Go());
+  WatchStarved();
+  const std::uint32_t token = lane_->SleepToken(true);
+  if (lane_->Writable() > 0) return 0;
+  return SleepOn(wait, true, token, seq, lane_.get());
+}
+
+void Sock::CountForPoll() {
+  if (!rx_latch.try_lock()) return;
+  if (mode() == Mode::kEngine && lane_ != nullptr) CountForSpin();
+  rx_latch.unlock();
+}
+
+// The lane's count of messages sent is the thread's, if it has one stream.
+void Sock::CountForSpin() {
+  if (!lane_is_shm_) return;
+  const auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
+  tls_spin.Count(lane, static_cast<std::uint32_t>(lane->Sent()));
+}
+
+int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
+  Begin(wait, rcv_timeout_ns);
+  if (!stream_->ReadsLane()) return SleepOn(wait, false, 0, seq, nullptr);
+  CountForSpin();
+  Spinner spin;
+  do {
+    if (lane_->RxPendingQuick()) {
+      spin.Found();
+      return 0;
+    }
+    if (rx_latch.Contended()) {
+      if (GiveWay(wait, false)) return kJoinsLeft;
+      if (wait.life != Life() || mode() != Mode::kEngine ||
+          !stream_->ReadsLane()) {
+        return 0;
+      }
+    }
+  } while (spin.Go());
+  const std::uint32_t token = lane_->SleepToken(false);
+  if (lane_->RxPending()) return 0;
+  return SleepOn(wait, false, token, seq, lane_.get());
+}
+
+// Waits for more than a peek has seen.  A lane tells what there is, not what
+// comes behind it, so this looks again each millisecond.
+int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
+  Begin(wait, rcv_timeout_ns);
+  constexpr std::uint64_t kLookNs = 1'000'000;
+  const std::uint64_t look = base::NowNs() + kLookNs;
+  const bool last = wait.deadline_ns != 0 && wait.deadline_ns <= look;
+  Wait brief = wait;
+  if (!last) brief.deadline_ns = look;
+  const int result = SleepOn(brief, false, 0, seq, nullptr);
+  return last || (result != 0 && result != -EAGAIN) ? result : 0;
+}
+
+int Sock::WaitRest(Wait& wait, std::uint32_t seq) {
+  Begin(wait, rcv_timeout_ns);
+  // The sender is within its call, or has found no room and comes back late.
+  constexpr std::uint64_t kRestNs = 1'000'000;
+  const std::uint64_t end = base::NowNs() + kRestNs;
+  Wait brief = wait;
+  if (wait.deadline_ns == 0 || wait.deadline_ns > end) brief.deadline_ns = end;
+  return WaitRx(brief, seq);
+}
+
+namespace {
+
+timespec TimeFor(std::uint64_t ns) {
+  return {static_cast<time_t>(ns / 1'000'000'000),
+          static_cast<long>(ns % 1'000'000'000)};
+}
+
+// One sleep of this thread, on a lane or on a word of its stream.
+struct Sleep {
+  // Sleeps, unless something has changed, until `limit`, if that is not null.
+  // Handlers run meanwhile.  One that has run since the call began must end the
+  // call.  Returns as FutexSleep.
+  int For(timespec* limit) const;
+  bool Handled() const { return handlers != before; }
+
+  const volatile std::uint32_t& handlers;
+  const std::uint32_t before;
+  std::atomic<std::uint32_t>& word;
+  const std::uint32_t seq;
+  lane::Lane* const lane;
+  const std::uint32_t token;
+  const bool tx;
+};
+
+inline int Sleep::For(timespec* limit) const {
+  ThreadSignals& self = tls_signals;
+  const OutsideCritical outside;
+  if (Handled()) return -EINTR;
+  int result = 0;
+  if (lane == nullptr) {
+    self.word = &word;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    result = Handled() ? -EINTR : base::FutexSleep(&word, seq, limit, false);
+    self.word = nullptr;
+  } else if (word.load(std::memory_order_seq_cst) == seq) {
+    self.lane = lane;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    result = Handled() ? -EINTR
+             : tx      ? lane->SleepTx(token, limit)
+                       : lane->SleepRx(token, limit);
+    self.lane = nullptr;
+  }
+  return result;
+}
+
+}  // namespace
+
+// A program that is linked with rcsock may have set O_NONBLOCK by a plain
+// fcntl.
+bool Sock::MayBlock(const Wait& wait) {
+  if (wait.poll || OwnFace() != Face::kLibrary ||
+      nonblock.load(std::memory_order_relaxed)) {
+    return true;
+  }
+  const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
+  if (flags < 0 || (flags & O_NONBLOCK) == 0) return true;
+  nonblock.store(true, std::memory_order_relaxed);
+  return false;
+}
+
+// A wake-up cannot be lost (I-SLEEP-1).  Without a lane: `seq` was read before
+// the stream was looked at, each change bumps the word after, and the kernel
+// compares.  With a lane: the lane does this with its own word and `token`.
+// Also, WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is
+// counted before rx_seq_ is looked at.  So one side sees a change of state in
+// between.  Where the stream leaves the lane, Settle looks at pins_, with both
+// latches, and makes all sleepers return.
+//
+// The analysis cannot know a latch that `tx` chooses.
+int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
+                  lane::Lane* lane) RC_NO_LOCK_CHECK {
+  if (!MayBlock(wait)) return -EAGAIN;
+  ThreadSignals& self = tls_signals;
+  const Sleep sleep{wait.poll || wait.part ? self.any : self.interrupts,
+                    wait.part ? wait.any : wait.signals,
+                    tx ? tx_seq_ : rx_seq_,
+                    seq,
+                    lane,
+                    token,
+                    tx};
+  base::Latch& latch = tx ? tx_latch : rx_latch;
+  std::atomic<int>& count = lane != nullptr ? LanePins()
+                            : tx            ? tx_sleepers_
+                                            : rx_sleepers_;
+  count.fetch_add(1, std::memory_order_seq_cst);
+  const bool is_left = left_fd_ >= 0 && SleepsLeft();
+  latch.unlock();
+  const std::uint64_t start = base::Ticks();
+  const std::uint64_t now = wait.deadline_ns != 0 ? base::NowNs() : 0;
+  const bool late = wait.deadline_ns != 0 && now >= wait.deadline_ns;
+  timespec left = late ? timespec{} : TimeFor(wait.deadline_ns - now);
+  int result = late ? -EAGAIN : 0;
+  {
+    CountedSleep counted(&count);
+    // No latch is held, and unwinding undoes the rest.
+    ::pthread_testcancel();
+    if (!late) {
+      result = sleep.For(wait.deadline_ns != 0 ? &left : nullptr);
+      if (sleep.Handled()) result = -EINTR;
+      if (result == -EINTR && (wait.poll || wait.deadline_ns == 0) &&
+          !wait.part && !sleep.Handled()) {
+        result = 0;  // the handler asked for SA_RESTART, or there was none
+      }
+      if (lane != nullptr && result != -EAGAIN) {
+        Spinner::Slept(start, result == 0);
+      }
+      ::pthread_testcancel();
+    }
+    // The call is counted until it holds the latch, so that a closing thread
+    // knows of it.
+    latch.lock();
+    if (is_left) [[unlikely]] {
+      WakesLeft();
+    } else if (JoinsLeft(wait, result)) {
+      result = kJoinsLeft;
+    }
+  }
+  if (result == kJoinsLeft || result == -EINTR) return result;
+  // Behind a handler with SA_RESTART the kernel makes a call anew that has
+  // moved nothing.  So that handler does not end what the call moves later.
+  if (!wait.part) wait.any = self.any;
+  if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
+    return -EAGAIN;
+  }
+  return 0;
+}
+
+bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
+                         std::uint32_t signals) {
+  // With a deadline the kernel ends the sleep for any handler, as it ends
+  // poll(), and not only for a handler without SA_RESTART.  That includes a
+  // handler that rcsock knows nothing of.
+  constexpr std::uint64_t kHourNs = 3'600'000'000'000;
+  if (deadline_ns == 0) deadline_ns = base::NowNs() + kHourNs;
+  Critical critical;
+  rx_latch.lock();
+  const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
+  if (!IsAt(number) || mode() != Mode::kEngine || lane_ == nullptr ||
+      !stream_->FastRx()) {
+    rx_latch.unlock();
+    return false;
+  }
+  const std::uint32_t token = lane_->SleepToken(false);
+  // This is all that Readiness tells of a stream that is asked for input.
+  if (!lane_->RxPending() && !rd_shut_ && !Completions()) {
+    Wait wait{.deadline_ns = deadline_ns,
+              .signals = signals,
+              .timed = true,
+              .poll = true};
+    SleepOn(wait, false, token, seq, lane_.get());
+  }
+  // The kernel's poll, too, keeps what it sleeps on until it returns.  It
+  // returns then, for the number names nothing.
+  const bool left = left_fd_ >= 0;
+  rx_latch.unlock();
+  if (left) [[unlikely]]
+    EndLeft();
+  return true;
+}
+
+}  // namespace rcsock::posix

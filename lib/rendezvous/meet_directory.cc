@@ -1,0 +1,225 @@
+#include "lib/rendezvous/meet_directory.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "lib/base/clock.h"
+#include "lib/base/config.h"
+
+namespace rcsock::rendezvous::meet_directory {
+namespace {
+
+constexpr char kPrefix[] = "rcsock-1-";
+constexpr char kUnfinished[] = "rcsock-1-new-";
+constexpr std::uint64_t kSweepNs = 60'000'000'000;
+// The most names of dead processes that one sweep looks at.
+constexpr int kMostSwept = 64;
+
+struct Name {
+  char text[64];
+};
+
+Name NameOf(const Tuple& half, int place) {
+  Name name;
+  char* out = name.text + std::snprintf(name.text, sizeof name.text, kPrefix);
+  for (const std::uint8_t byte : half.c_addr) {
+    out += std::sprintf(out, "%02x", byte);
+  }
+  std::sprintf(out, "%04x-%d", half.c_port, place);
+  return name;
+}
+
+// Another host, or a process, answers for these file systems when it likes.
+bool MayWait(const struct statfs& system) {
+  constexpr unsigned long kCifs = 0xff534d42;
+  constexpr unsigned long kSmb2 = 0xfe534d42;
+  constexpr unsigned long kCeph = 0x00c36400;
+  constexpr unsigned long kFuse = 0x65735546;
+  switch (static_cast<unsigned long>(system.f_type)) {
+    case NFS_SUPER_MAGIC:
+    case SMB_SUPER_MAGIC:
+    case V9FS_MAGIC:
+    case AFS_SUPER_MAGIC:
+    case CODA_SUPER_MAGIC:
+    case kCifs:
+    case kSmb2:
+    case kCeph:
+    case kFuse:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Opens the directory anew each time: it may have been made again.
+base::UniqueFd Open() {
+  base::UniqueFd folder(base::OpenHigh([] {
+    return ::syscall(SYS_openat, AT_FDCWD, base::GetConfig().meet_dir,
+                     O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+  }));
+  struct statfs system;
+  if (!folder.ok()) return folder;
+  if (::syscall(SYS_fstatfs, folder.get(), &system) != 0) {
+    folder.reset();
+  } else if (MayWait(system)) {
+    folder.reset();
+    errno = EOPNOTSUPP;
+  }
+  return folder;
+}
+
+// An address that leads to `name` in the folder, or to the file itself.  So
+// neither the length of the directory's path nor a symbolic link counts.
+sockaddr_un AddressOf(int fd, const char* name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::snprintf(address.sun_path, sizeof address.sun_path,
+                name == nullptr ? "/proc/thread-self/fd/%d"
+                                : "/proc/thread-self/fd/%d/%s",
+                fd, name);
+  return address;
+}
+
+base::UniqueFd FindIn(int folder, const char* name) {
+  base::UniqueFd found(base::OpenHigh([folder, name] {
+    return ::syscall(SYS_openat, folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC,
+                     0);
+  }));
+  struct stat what;
+  if (found.ok() &&
+      (::syscall(SYS_newfstatat, found.get(), "", &what, AT_EMPTY_PATH) != 0 ||
+       !S_ISSOCK(what.st_mode))) {
+    found.reset();
+    errno = ECONNREFUSED;
+  }
+  return found;
+}
+
+int ConnectTo(int fd, int found) {
+  const sockaddr_un address = AddressOf(found, nullptr);
+  return ::syscall(SYS_connect, fd, &address, sizeof address) == 0 ? 0 : -errno;
+}
+
+// Whether the name leads to no socket of a live process.  A socket of another
+// type disturbs no listener: the kernel refuses it in another way.
+bool IsDead(int folder, const char* name) {
+  const base::UniqueFd found = FindIn(folder, name);
+  if (!found.ok()) return errno == ECONNREFUSED;
+  const base::UniqueFd fd(base::OpenHigh([] {
+    return ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  }));
+  return fd.ok() && ConnectTo(fd.get(), found.get()) == -ECONNREFUSED;
+}
+
+void Remove(int folder, const char* name) {
+  ::syscall(SYS_unlinkat, folder, name, 0);
+}
+
+// Removes names that killed processes have left.  The work is bounded, however
+// many names there are.
+void Sweep(int folder) {
+  static constinit std::uint64_t swept = 0;  // 0: never
+  const std::uint64_t now = base::NowNs();
+  if (swept != 0 && now - swept < kSweepNs) return;
+  swept = now;
+  const base::UniqueFd list(base::OpenHigh([folder] {
+    return ::syscall(SYS_openat, folder, ".",
+                     O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  }));
+  alignas(dirent64) char text[16384];
+  const long length =
+      list.ok() ? ::syscall(SYS_getdents64, list.get(), text, sizeof text) : 0;
+  int looks = 0;
+  for (long at = 0; at < length && looks < kMostSwept;) {
+    const auto* entry = reinterpret_cast<const dirent64*>(text + at);
+    at += entry->d_reclen;
+    if (std::strncmp(entry->d_name, kPrefix, sizeof kPrefix - 1) != 0) continue;
+    ++looks;
+    if (IsDead(folder, entry->d_name)) Remove(folder, entry->d_name);
+  }
+}
+
+// Gives the socket that listens as `unfinished` a name of `half`.
+int Place(int folder, const char* unfinished, const Tuple& half) {
+  for (int place = 0; place < kPlaces; ++place) {
+    const Name name = NameOf(half, place);
+    for (int tries = 0; tries < 2; ++tries) {
+      if (::syscall(SYS_linkat, folder, unfinished, folder, name.text, 0) ==
+          0) {
+        return place;
+      }
+      if (errno != EEXIST) return -errno;
+      if (!IsDead(folder, name.text)) break;
+      Remove(folder, name.text);
+    }
+  }
+  return -EADDRINUSE;
+}
+
+}  // namespace
+
+bool Given() { return *base::GetConfig().meet_dir != '\0'; }
+
+int Publish(int fd, const Tuple& half, int backlog) {
+  const base::UniqueFd folder = Open();
+  if (!folder.ok()) return -errno;
+  Sweep(folder.get());
+  static constinit std::uint32_t count = 0;
+  Name unfinished;
+  std::snprintf(unfinished.text, sizeof unfinished.text, "%s%016llx-%x",
+                kUnfinished, static_cast<unsigned long long>(base::NowNs()),
+                count++);
+  const sockaddr_un address = AddressOf(folder.get(), unfinished.text);
+  if (::syscall(SYS_bind, fd, &address, sizeof address) != 0) return -errno;
+  // A process of another user calls here, whatever this one's umask is.
+  int result = -EACCES;
+  if (::syscall(SYS_fchmodat, folder.get(), unfinished.text, 0666) != 0 ||
+      ::syscall(SYS_listen, fd, backlog) != 0) {
+    result = -errno;
+  } else {
+    result = Place(folder.get(), unfinished.text, half);
+  }
+  Remove(folder.get(), unfinished.text);
+  return result;
+}
+
+void Withdraw(const Tuple& half, int place) {
+  if (place < 0) return;
+  const base::UniqueFd folder = Open();
+  if (folder.ok()) Remove(folder.get(), NameOf(half, place).text);
+}
+
+base::UniqueFd Find(const Tuple& half, int place) {
+  const base::UniqueFd folder = Open();
+  if (!folder.ok()) return {};
+  return FindIn(folder.get(), NameOf(half, place).text);
+}
+
+int Call(int fd, int found) { return ConnectTo(fd, found); }
+
+int TryOut() {
+  // No connection has this half: it is all zeros.
+  const Tuple half{};
+  const base::UniqueFd fd(base::OpenHigh([] {
+    return ::syscall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  }));
+  if (!fd.ok()) return errno;
+  const int place = Publish(fd.get(), half, 1);
+  if (place < 0) return -place;
+  const int error = Find(half, place).ok() ? 0 : errno;
+  Withdraw(half, place);
+  return error;
+}
+
+}  // namespace rcsock::rendezvous::meet_directory
