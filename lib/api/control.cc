@@ -212,7 +212,8 @@ ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
   if (gone != 0) return Fail(gone);
   std::size_t done = 0;
   while (length - done >= kLeastDirect) {
-    const ssize_t n = sock->placement().SendDirect(fd, from + done, length - done);
+    const ssize_t n =
+        sock->placement().SendDirect(fd, from + done, length - done);
     if (n < 0) break;
     done += static_cast<std::size_t>(n);
     if (n != 0) continue;
