@@ -1,5 +1,7 @@
 #include "lib/posix/socket/sock_place.h"
 
+#include <sys/uio.h>
+
 #include <cerrno>
 
 #include "lib/lane/rdma/qp_lane.h"
