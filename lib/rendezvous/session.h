@@ -182,7 +182,7 @@ class Session : public ChannelOwner,
   Address own_address_{};
   bool far_ = false;  // looks in the meeting directory
   bool redirected_ = false;
-  int looks_ = 0;  // how often Redirected is yet to be asked
+  int looks_ = 0;              // how often Redirected is yet to be asked
   int place_ = -1;             // where this end waits, or where it has called
   std::uint32_t refused_ = 0;  // places where the peer is not
   base::Reason far_why_ = base::Reason::kNone;  // of the last of these

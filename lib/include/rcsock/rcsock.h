@@ -227,8 +227,9 @@ int rcs_demote(int fd, int timeout_ms);
 /* Registers memory from which much will be sent.  An RDMA device that sends
  * from it pins it until it is unregistered.  Any other memory can be sent as
  * well.  It may be memory of a GPU, which the calls for registered memory then
- * take (docs/gpu.md has their errors).  EEXIST: it overlaps a registered buffer.  ENOENT: it is not
- * registered.  EBUSY: what was sent from it may have to be sent again. */
+ * take (docs/gpu.md has their errors).  EEXIST: it overlaps a registered
+ * buffer.  ENOENT: it is not registered.  EBUSY: what was sent from it may have
+ * to be sent again. */
 int rcs_register_buffer(void* address, size_t length);
 int rcs_unregister_buffer(void* address, size_t length);
 

@@ -75,8 +75,7 @@ class Sock final : public SockLayout {
   // Returns the bytes of the whole call.
   using GoesOn = bool(int fd, short events, std::uint32_t signals);
   ssize_t SendParts(int fd, const iovec& whole, std::size_t done, int flags,
-                    std::uint32_t life, std::uint32_t signals,
-                    GoesOn* goes_on);
+                    std::uint32_t life, std::uint32_t signals, GoesOn* goes_on);
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has
   // nothing to restart.  Any handler ends it where it would sleep.  The kernel
   // has no such flag.

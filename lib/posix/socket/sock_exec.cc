@@ -5,9 +5,9 @@
 
 #include <utility>
 
-#include "lib/posix/socket/registrations.h"
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/sharing/notes.h"
+#include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/sys/pinned.h"
 

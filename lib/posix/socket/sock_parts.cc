@@ -30,7 +30,7 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
   while (done < total && Life() == life) {
     if (lane_state_.Wanted(LaneState::kWeak)) {
       const IoResult held =
-          HeldSend(fd, &whole, 1, total, flags | kLater, &done);
+          send_gate_.Send(fd, &whole, 1, total, flags | kLater, &done);
       if (!held.retry()) return held.bytes;
     }
     if (mode() == Mode::kEngine) {
