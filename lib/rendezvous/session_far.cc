@@ -29,6 +29,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFarLimit{1000};
 // The same, if a lane to another host may be had instead.
 constexpr milliseconds kBeforeRdma{60};
+// The same, if nobody was there a moment ago.
+constexpr milliseconds kBrief{50};
 constexpr int kBacklog = 8;
 // The accepting end calls after 1, 2, 4, ... ms, and then each 128 ms.
 constexpr int kMaxDoublings = 7;
@@ -50,9 +52,11 @@ milliseconds Session::FarLimit() const {
 
 void Session::TryFar() {
   if (!far_until_) {
-    const bool once = core_->nobody_far.Has(peer_address_, ServicePort());
-    far_until_ = std::chrono::steady_clock::now() +
-                 (once ? milliseconds(0) : FarLimit());
+    // The accepting end cannot know whether this client is as the last one.
+    const bool brief = role_ == stream::Role::kConnector &&
+                       core_->nobody_far.Has(peer_address_, ServicePort());
+    far_until_ =
+        std::chrono::steady_clock::now() + (brief ? kBrief : FarLimit());
   }
   // A new socket is one more to close, and other processes can send files to
   // it.

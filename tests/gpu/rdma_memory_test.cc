@@ -87,6 +87,12 @@ TEST_P(RdmaMemoryTest, PlacedFromGpuToGpu) {
   while (rcs_placed(one_, &where, ticket) == 0 && time(nullptr) < end) {
   }
   EXPECT_EQ(rcs_placed(one_, &where, ticket), 1);
+  // So few bytes would go inline from host memory.
+  const std::int64_t few = rcs_place(one_, &where, 0, from.at(), 8);
+  ASSERT_GT(few, 0) << std::strerror(errno);
+  PingPong();
+  EXPECT_EQ(Gpu::Get().Take(to, 8),
+            std::vector<char>(bytes.begin(), bytes.begin() + 8));
   EXPECT_EQ(rcs_hide(other_, &where), 0);
   Gpu::Get().Free(to);
 }

@@ -344,7 +344,6 @@ TEST_F(Meeting, NobodyElseGetsTheLane) {
       const int space = what == kTrue ? far.acceptor_space : far.third_space;
       ASSERT_EQ(::setns(space, CLONE_NEWNET), 0);
       Caller rogue(tuple);
-      const TcpPair own = what == kTrue ? far.ends : TcpPair();
       base::UniqueFd token;
       base::UniqueFd witness;
       int fds[2];

@@ -100,6 +100,8 @@ void Chain::Data(const ring::Placement& place, const std::byte* from,
 void Chain::DataTo(const ring::Placement& place, const std::byte* from,
                    std::uint32_t lkey, std::uint64_t to, std::uint32_t rkey) {
   Write(from, place.length, to, lkey, rkey);
+  if (from_device_) [[unlikely]]
+    KeepOut();
   if (!lane_.routed_ || place.length <= kRoutedFrom) return;
   Write(nullptr, 0, to, 0, rkey);
   wrs_[count_ - 1].num_sge = 0;

@@ -57,11 +57,15 @@ class Chain {
   // Adds a write of a target's words, to `at` in the peer's head line; see
   // target.h.
   void Target(const std::uint64_t* words, std::size_t count, std::size_t at);
+  // The bytes of the messages and places that follow lie in a GPU, where no CPU
+  // can read them. So they do not go inline.
+  void FromDevice() { from_device_ = true; }
   // Adds a write from the application's memory to memory that the peer has
   // exposed.
   void Place(const void* from, std::uint32_t length, std::uint32_t lkey,
              std::uint64_t to, std::uint32_t rkey) {
     Write(static_cast<const std::byte*>(from), length, to, lkey, rkey);
+    if (from_device_) KeepOut();
   }
   // iWARP: adds a READ, whose answer tells that every write before it is in its
   // place.
@@ -83,6 +87,10 @@ class Chain {
             std::uint32_t lkey);
   void DataTo(const ring::Placement& place, const std::byte* from,
               std::uint32_t lkey, std::uint64_t to, std::uint32_t rkey);
+  // Has the device, and no CPU, read the last write's bytes.
+  void KeepOut() {
+    wrs_[count_ - 1].send_flags &= ~static_cast<unsigned>(IBV_SEND_INLINE);
+  }
   // A write between the blocks that every lane has.
   void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
   // The immediate of a message, with the credit that goes along.
@@ -101,6 +109,7 @@ class Chain {
   QpLane& lane_;
   std::uint32_t count_ = 0;
   bool ticket_ = false;
+  bool from_device_ = false;
   bool carries_ = false;
   std::uint32_t carried_ = 0;
   ibv_send_wr wrs_[kMost];

@@ -83,6 +83,7 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
   base::LatchGuard hold(post_latch_);
   if (Room() < kRoom) return 0;
   Chain chain(this);
+  if (placing_from_->device() != nullptr) chain.FromDevice();
   chain.Place(from, static_cast<std::uint32_t>(length), lkey, to, key);
   // What a device of InfiniBand or RoCE has acknowledged is in its place.
   if (!iwarp_) chain.Ticket();
@@ -171,6 +172,7 @@ std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
       base::LatchGuard hold(post_latch_);
       Chain chain(this);
       PublishAlong(&chain, place.length);
+      if (send_from_->device() != nullptr) chain.FromDevice();
       chain.MessageFrom(place, from + done, lkey);
       if (!iwarp_) chain.Ticket();
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);

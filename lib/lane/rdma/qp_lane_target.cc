@@ -401,6 +401,7 @@ void QpLane::PostPiece(ring::Placement* place, const std::byte* from,
   const base::LatchGuard hold(post_latch_);
   Chain chain(this);
   PublishAlong(&chain, place->length);
+  if (direct && send_from_->device() != nullptr) chain.FromDevice();
   if (TargetCheck() == to_check_) {
     place->imm.kind = ring::Kind::kPlaced;
     if (to_.exact && last) {

@@ -361,13 +361,13 @@ void ReadFile(const std::string& path, Policy* policy, Strings* lists) {
   std::uint32_t top_line = 0;
   for (const auto& [key, node] : file) {
     if (key.str() == "meet_dir") {
-      const auto path = node.value_exact<std::string>();
-      if (!path || !path->starts_with('/') ||
-          path->size() > base::kLongestPath) {
+      const auto directory = node.value_exact<std::string>();
+      if (!directory || !directory->starts_with('/') ||
+          directory->size() > base::kLongestPath) {
         throw Wrong(node, "meet_dir is the absolute path of a directory");
       }
       // The user's file comes first.
-      if (policy->meet_dir.empty()) policy->meet_dir = *path;
+      if (policy->meet_dir.empty()) policy->meet_dir = *directory;
       continue;
     }
     if (key.str() != "rule") {
