@@ -218,20 +218,16 @@ ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
     done += static_cast<std::size_t>(n);
     if (n != 0) continue;
     const std::size_t piece = std::min(kPiece, length - done);
-    const ssize_t m =
-        rcsock::api::SendFromDevice(sock, fd, device, from + done, piece,
-                                    done == 0 ? flags : flags | MSG_NOSIGNAL);
+    const ssize_t m = rcsock::api::SendFromDevice(sock, fd, device, from + done,
+                                                  piece, flags, done != 0);
     if (m < 0 && done == 0) return m;
-    if (m < 0) sock->KeepError(fd, errno);
     if (m > 0) done += static_cast<std::size_t>(m);
     if (m != static_cast<ssize_t>(piece)) return static_cast<ssize_t>(done);
   }
   if (done == length) return static_cast<ssize_t>(done);
-  const ssize_t rest =
-      rcsock::api::SendFromDevice(sock, fd, device, from + done, length - done,
-                                  done == 0 ? flags : flags | MSG_NOSIGNAL);
+  const ssize_t rest = rcsock::api::SendFromDevice(
+      sock, fd, device, from + done, length - done, flags, done != 0);
   if (done == 0) return rest;
-  if (rest < 0) sock->KeepError(fd, errno);
   return static_cast<ssize_t>(done) + std::max<ssize_t>(rest, 0);
 }
 
@@ -280,6 +276,9 @@ RCSOCK_EXPORT ssize_t rcs_send_registered(int fd, const void* from,
   *sent = {0, 1, 0, 0};
   rcsock::gpu::Memory* const device = length != 0 ? memory->device() : nullptr;
   if (device != nullptr) {
+    // The kernel would still read a slot that holds other bytes by then; and
+    // only the whole call's last byte is urgent.
+    if ((flags & (MSG_ZEROCOPY | MSG_OOB)) != 0) return Fail(EOPNOTSUPP);
     const auto* at = static_cast<const std::byte*>(from);
     // Kept for as long as the call needs it.
     const std::shared_ptr<UserMemory> kept = memory;

@@ -21,13 +21,6 @@ ssize_t Fail(int error) {
   return -1;
 }
 
-// The part that a call returns before its error, which the next call reports.
-ssize_t Part(posix::Sock* sock, int fd, std::size_t done) {
-  const int error = errno;
-  sock->KeepError(fd, error);
-  return static_cast<ssize_t>(done);
-}
-
 // Copies out of the device's memory that have begun ahead of the sends.
 class ReadAhead {
  public:
@@ -79,8 +72,9 @@ class ReadAhead {
 // Receives up to `length` bytes into a slot and copies them to the device. The
 // bytes stay in the stream until they are there: a copy that fails loses none.
 // Returns as recv.
+// *of_device: the error is the device's.
 ssize_t RecvSlot(int fd, Pipe* pipe, std::byte* to, std::size_t length,
-                 int flags) {
+                 int flags, bool* of_device) {
   std::byte* const slot = pipe->slot(0);
   const bool stays = (flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE)) != 0;
   const ssize_t n =
@@ -88,6 +82,7 @@ ssize_t RecvSlot(int fd, Pipe* pipe, std::byte* to, std::size_t length,
   if (n <= 0) return n;
   int error = pipe->ToDevice(0, to, static_cast<std::size_t>(n));
   if (error == 0) error = pipe->Wait(0);
+  *of_device = error != 0;
   if (error != 0) return Fail(error);
   if (stays) return n;
   return posix::hook::recv(fd, slot, static_cast<std::size_t>(n),
@@ -97,7 +92,8 @@ ssize_t RecvSlot(int fd, Pipe* pipe, std::byte* to, std::size_t length,
 }  // namespace
 
 ssize_t SendFromDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
-                       const std::byte* from, std::size_t length, int flags) {
+                       const std::byte* from, std::size_t length, int flags,
+                       bool behind) {
   int error = memory->Check(from, length);
   if (error != 0) return Fail(error);
   const gpu::Memory::Lease pipe = memory->Borrow(&error);
@@ -107,9 +103,13 @@ ssize_t SendFromDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
   const std::byte* bytes = nullptr;
   while (const std::size_t size = ahead.Next(&bytes)) {
     // Behind a part no signal is due: the part is the result.
-    const ssize_t n = posix::hook::send(
-        fd, bytes, size, done == 0 ? flags : flags | MSG_NOSIGNAL);
-    if (n < 0) return done == 0 ? n : Part(sock, fd, done);
+    const bool first = done == 0 && !behind;
+    const ssize_t n = posix::hook::send(fd, bytes, size,
+                                        first ? flags : flags | MSG_NOSIGNAL);
+    if (n < 0) {
+      if (!first) sock->KeepError(fd, errno);
+      return done == 0 ? n : static_cast<ssize_t>(done);
+    }
     done += static_cast<std::size_t>(n);
     if (static_cast<std::size_t>(n) < size) break;
   }
@@ -131,9 +131,15 @@ ssize_t RecvToDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
   while (done < length) {
     const std::size_t size = std::min(Pipe::kSlotBytes, length - done);
     const bool waits = done == 0 || all;
-    const ssize_t n = RecvSlot(fd, pipe.get(), to + done, size,
-                               waits ? flags : flags | MSG_DONTWAIT);
-    if (n < 0) return done == 0 ? n : Part(sock, fd, done);
+    bool of_device = false;
+    const ssize_t n =
+        RecvSlot(fd, pipe.get(), to + done, size,
+                 waits ? flags : flags | MSG_DONTWAIT, &of_device);
+    if (n < 0) {
+      if (done == 0) return n;
+      if (!of_device) sock->KeepError(fd, errno);
+      return static_cast<ssize_t>(done);
+    }
     if (n == 0) break;
     done += static_cast<std::size_t>(n);
     if (once || (!all && static_cast<std::size_t>(n) < size)) break;

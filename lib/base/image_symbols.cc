@@ -11,10 +11,16 @@ namespace {
 
 constexpr std::uint16_t kHidden = 0x8000;
 
-// glibc has turned these values into addresses, except in the kernel's image.
+// glibc has turned these values into addresses, except in the kernel's image,
+// which may be linked for any address. What is meant lies near the table.
 const void* At(const link_map* image, ElfW(Addr) value) {
+  const auto distance = [image](ElfW(Addr) address) {
+    const auto table = reinterpret_cast<ElfW(Addr)>(image->l_ld);
+    return address < table ? table - address : address - table;
+  };
+  const ElfW(Addr) moved = value + image->l_addr;
   return reinterpret_cast<const void*>(
-      value < image->l_addr ? value + image->l_addr : value);
+      distance(moved) < distance(value) ? moved : value);
 }
 
 std::uint32_t GnuHash(const char* name) {

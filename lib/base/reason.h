@@ -53,8 +53,7 @@ namespace rcsock::base {
   X(kNotProven, "not_proven", "no proof that the peer has the connection")    \
   X(kSharedMemory, "shared_memory",                                           \
     "the limit of rings in shared memory is reached")                         \
-  X(kDeviceLeftAlone, "device_left_alone",                                    \
-    "the configuration leaves its RDMA device alone")                         \
+  X(kDeviceLeftAlone, "device_left_alone", "its RDMA device is left alone")   \
   X(kRawCalls, "raw_calls",                                                   \
     "the program makes system calls by machine code of its own")              \
   X(kPeerShared, "peer_shared",                                               \

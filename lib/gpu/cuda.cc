@@ -61,6 +61,10 @@ const Calls* Loaded() {
   return &g_calls;
 }
 
+void ForkPrepare() { g_latch.LockForFork(); }
+
+void ForkParent() { g_latch.UnlockAfterFork(false); }
+
 void ForkChild() {
   forks.fetch_add(1, std::memory_order_relaxed);
   g_latch.Reset();

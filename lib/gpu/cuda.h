@@ -90,6 +90,10 @@ struct Calls {
 const Calls* Loaded();
 // In the child of fork: frees what another thread may have held.
 void ForkChild();
+// From before fork to behind it in the parent, no thread of Loaded is in the
+// loader: a child would find the loader amid its work.
+void ForkPrepare();
+void ForkParent();
 // Counts the calls of ForkChild.
 inline constinit std::atomic<unsigned> forks{0};
 

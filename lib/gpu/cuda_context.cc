@@ -71,6 +71,7 @@ std::shared_ptr<ContextPipes> ContextPipes::Of(const Calls& calls, Pointer at,
 
 ContextPipes::~ContextPipes() {
   for (CudaPipe* pipe : free_) delete pipe;
+  const base::NoCancel no_cancel;
   if (primary_) calls_.PrimaryRelease(device_);
 }
 

@@ -8,6 +8,7 @@
 
 #include "lib/base/critical.h"
 #include "lib/base/latch.h"
+#include "lib/base/no_cancel.h"
 #include "lib/gpu/cuda.h"
 #include "lib/gpu/memory.h"
 
@@ -56,7 +57,7 @@ class ContextPipes {
 };
 
 // Makes a context the thread's own for a few calls. No handler of the program
-// runs meanwhile.
+// runs meanwhile, and no cancellation unwinds the driver.
 class Current {
  public:
   explicit Current(ContextPipes* of)
@@ -72,6 +73,7 @@ class Current {
 
  private:
   const base::Critical critical_;
+  const base::NoCancel no_cancel_;
   ContextPipes* const of_;
   const Result result_;
 };

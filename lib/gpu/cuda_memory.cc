@@ -12,6 +12,7 @@
 #include "lib/base/critical.h"
 #include "lib/base/foreign_fd.h"
 #include "lib/base/internal.h"
+#include "lib/base/no_cancel.h"
 #include "lib/gpu/cuda_context.h"
 #include "lib/gpu/memory.h"
 
@@ -87,6 +88,7 @@ class CudaMemory final : public Memory {
   int Check(const void* at, std::size_t length) const override {
     const Pointer begin = AsPointer(at);
     const base::Critical critical;
+    const base::NoCancel no_cancel;
     for (const Range& range : ranges_) {
       if (range.end <= begin || range.begin >= begin + length) continue;
       const Pointer first = std::max(begin, range.begin);
@@ -101,6 +103,7 @@ class CudaMemory final : public Memory {
   void BeforeSharing(const void* at) const override {
     int on = 1;
     const base::Critical critical;
+    const base::NoCancel no_cancel;
     of_->calls().PointerSetAttribute(&on, kPointerSyncMemops, AsPointer(at));
   }
 
@@ -152,6 +155,7 @@ int FindMemory(const void* at, std::size_t length,
   const Pointer end = begin + length;
   if (calls == nullptr || length == 0 || end < begin) return 0;
   const base::Critical critical;
+  const base::NoCancel no_cancel;
   if (!OfDevice(*calls, begin)) return 0;
   const int ordinal = DeviceOf(*calls, begin);
   try {

@@ -16,6 +16,10 @@ int Memory::Find(const void* at, std::size_t length,
   return cuda::FindMemory(at, length, found);
 }
 
+void Memory::ForkPrepare() { cuda::ForkPrepare(); }
+
+void Memory::ForkParent() { cuda::ForkParent(); }
+
 void Memory::ForkChild() {
   cuda::ForkChild();
   cuda::ForkChildContexts();

@@ -43,6 +43,8 @@ class Memory {
                   std::shared_ptr<Memory>* found);
   // In the child of fork, where no driver works.
   static void ForkChild();
+  static void ForkPrepare();
+  static void ForkParent();
 
   virtual ~Memory() = default;
   // Returns 0 if these bytes are still what was found, else an errno. EFAULT:

@@ -25,6 +25,12 @@ inline int BellCpu(int bell) {
   return bell_cpus[bell].load(std::memory_order_relaxed) - 1;
 }
 
+// If no thread has taken the bell, it is as if that of `other` had.
+inline void ShareBellCpu(int bell, int other) {
+  if (bell < 0 || bell >= kBells || BellCpu(bell) >= 0) return;
+  bell_cpus[bell].store(BellCpu(other) + 1, std::memory_order_relaxed);
+}
+
 }  // namespace rcsock::lane
 
 #endif  // RCSOCK_LIB_LANE_BELL_CPU_H_

@@ -72,8 +72,11 @@ def check_variables(variables, mounts):
 
 
 def check_copy(command, mounts):
-    check(command[:2] == ["cp", "-a"] and command[2] == IMAGE_TREE + "/.", command)
-    check(below(command[3].rstrip("/"), mounts) == ("rcsock", ""), command, mounts)
+    check(command[:2] == ["sh", "-c"] and len(command) == 3, command)
+    # What is mapped must not be written over, and the copy may be made again.
+    copy = re.fullmatch(r"rm -rf (/\S+)/\* && cp -a (\S+) (/\S+)/", command[2])
+    check(copy and copy.group(1) == copy.group(3) and copy.group(2) == IMAGE_TREE + "/.", command)
+    check(below(copy.group(3), mounts) == ("rcsock", ""), command, mounts)
 
 
 def check_pod(pod):

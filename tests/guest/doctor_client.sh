@@ -29,7 +29,7 @@ esac
 out=$(RCSOCK_DEVICES="-$RDMA_DEV:1" "$RCSOCK_TOOL" doctor "$PEER_IP" 2>&1)
 status=$?
 has "left alone" "^note +$RDMA_DEV +the configuration leaves it alone: streams over $RDMA_IP stay on TCP"
-has "left alone: why" "^BAD +to $PEER_IP +no lane: the configuration leaves its RDMA device alone \(device_left_alone\); TCP works"
+has "left alone: why" "^BAD +to $PEER_IP +no lane: its RDMA device is left alone \(device_left_alone\); TCP works"
 has "left alone: what helps" "mend: .devices. of the configuration"
 grep -q "two QPs" <<<"$out" && { echo "FAILED: left alone, and tried"; failed=1; }
 [[ $status == 1 ]] || { echo "FAILED: left alone: status $status"; failed=1; }

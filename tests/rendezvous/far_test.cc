@@ -5,6 +5,7 @@
 #include <sys/un.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -37,7 +38,7 @@ class Meeting : public testing::Test {
     ::unsetenv("RCSOCK_MEET_DIR");
     base::LoadConfig();
     EXPECT_EQ(Names(), 0);
-    std::system(("rm -rf " + std::string(folder_)).c_str());
+    std::filesystem::remove_all(folder_);
   }
   int Names() const {
     int count = 0;

@@ -57,6 +57,26 @@ base::Rules RulesOf(const std::string& path) {
   return rules;
 }
 
+// Returns true if an RDMA device is there that streams use beside shared
+// memory: it has hardware, or a list names devices.
+bool UsableBesideShm(const base::Rules& rules) {
+  const char* const list = std::getenv("RCSOCK_DEVICES");
+  if ((list != nullptr && *list != '\0') || rules.devices_end > 1) return true;
+  verbs::Error error;
+  if (!verbs::Load(&error)) return false;
+  int count = 0;
+  ibv_context** const all = verbs::calls.rdma_get_devices(&count);
+  bool found = false;
+  for (int i = 0; all != nullptr && i < count && !found; ++i) {
+    ibv_device_attr attr;
+    found = !verbs::Query(all[i], &attr, nullptr) ||
+            (attr.vendor_id != verbs::kVendorRxe &&
+             attr.vendor_id != verbs::kVendorSiw);
+  }
+  if (all != nullptr) verbs::calls.rdma_free_devices(all);
+  return found;
+}
+
 }  // namespace
 
 std::string WhyNoLane(const std::string& path, const Trial& why_no_shm) {
@@ -74,7 +94,7 @@ std::string WhyNoLane(const std::string& path, const Trial& why_no_shm) {
   if (!config.lanes_given) Narrow(rules, &shm, &rdma);
   if (!config.promote_given && !MayLook(rules)) shm = rdma = false;
   if (!shm && !rdma) return "the configuration allows none to " + path;
-  if (rdma && verbs::AnyDevice()) return "";
+  if (rdma && verbs::AnyDevice() && (!shm || UsableBesideShm(rules))) return "";
   if (!shm) return "there is no RDMA device, and no other lane is allowed";
   return why_no_shm();
 }

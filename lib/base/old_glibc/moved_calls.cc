@@ -46,6 +46,9 @@ void LoadOldLibraries() {
   if (Find("pthread_create") == nullptr || Find("dlopen") == nullptr) {
     LoadOldLibraries();
   }
+  // Looks for it before there are threads.
+  dl_find_object none;
+  static_cast<void>(::_dl_find_object(nullptr, &none));
 }
 
 }  // namespace
@@ -66,11 +69,16 @@ extern "C" [[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_moved(
 extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
     void* address, dl_find_object* result) noexcept {
   static decltype(&::_dl_find_object) slot = nullptr;
-  auto found = __atomic_load_n(&slot, __ATOMIC_ACQUIRE);
-  if (found == nullptr) {
-    found = reinterpret_cast<decltype(found)>(Find("_dl_find_object"));
-    __atomic_store_n(&slot, found, __ATOMIC_RELEASE);
+  static bool looked = false;
+  // Once: where it is missing, the look goes on to what dlopen has brought, and
+  // another thread may unload that meanwhile.
+  if (!__atomic_load_n(&looked, __ATOMIC_ACQUIRE)) {
+    __atomic_store_n(&slot,
+                     reinterpret_cast<decltype(slot)>(Find("_dl_find_object")),
+                     __ATOMIC_RELAXED);
+    __atomic_store_n(&looked, true, __ATOMIC_RELEASE);
   }
+  const auto found = __atomic_load_n(&slot, __ATOMIC_RELAXED);
   return found != nullptr ? found(address, result) : -1;
 }
 
@@ -135,6 +143,7 @@ extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
 
 MOVED(dladdr);
 MOVED(dladdr1);
+MOVED(dlclose);
 MOVED(dlinfo);
 MOVED(pthread_attr_setstacksize);
 MOVED(pthread_condattr_setclock);

@@ -5,7 +5,7 @@
 # glibcs still have the old versions, and libraries of the old names.
 OLD_LIBRARIES = {
     "libdl.so.2": {
-        "GLIBC_2.2.5": ["dladdr", "dlopen", "dlsym"],
+        "GLIBC_2.2.5": ["dladdr", "dlclose", "dlopen", "dlsym"],
         "GLIBC_2.3.3": ["dladdr1", "dlinfo"],
     },
     "libpthread.so.0": {

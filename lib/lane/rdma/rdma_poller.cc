@@ -357,7 +357,10 @@ void RdmaPoller::FetchEventsOfFired() {
 
 // The set's event is owed, and not there.
 void RdmaPoller::MissEvent(CqSet* set) {
-  if (!set->watch.Overdue(base::NowNs()) || set->broken) return;
+  if (set->broken || !set->watch.Overdue(base::NowNs())) return;
+  // The process may have been stopped between its look and the clock.
+  FetchEvents();
+  if (!set->fired) return;
   if (set->solicited) {
     solicits_ = false;
     return;  // ArmSet arms for all

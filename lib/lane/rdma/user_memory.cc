@@ -51,9 +51,11 @@ void UserMemory::ForkPrepare() {
   all.latch.LockForFork();
   all.latch.AssertHeld();
   for (const auto& one : all.list) one->latch_.LockForFork();
+  gpu::Memory::ForkPrepare();
 }
 
 void UserMemory::ForkParent() {
+  gpu::Memory::ForkParent();
   All& all = Registry();
   all.latch.AssertHeld();
   for (const auto& one : all.list) one->latch_.UnlockAfterFork(false);

@@ -71,8 +71,10 @@ inline int Faulted(unsigned done) {
 // ready for `events`.  False: the call ends with what it has done, as the
 // kernel's does where it would sleep.  Either a handler has run since the call
 // began, whatever its flags, or the socket's time is over.  `signals` is what
-// tls_signals.any was at the start.
-[[gnu::cold]] bool GoesOn(int fd, short events, std::uint32_t signals);
+// tls_signals.any was at the start.  `left_ns`: what is left of the call's
+// time, from which the wait is taken; null: each part has the socket's time.
+[[gnu::cold]] bool GoesOn(int fd, short events, std::uint32_t signals,
+                          std::uint64_t* left_ns = nullptr);
 
 // A length that read, write and sendfile refuse before they look at the socket.
 inline bool Negative(size_t length) { return static_cast<ssize_t>(length) < 0; }

@@ -176,7 +176,7 @@ bool Keeps(Sock* sock, int level, int name, const void* value,
   }
   int number;
   return base::TryGet(&number, value, sizeof number) &&
-         sock->options().Keep(name, number != 0, sock->fd());
+         sock->options().Keep(name, number != 0, sock->anchor());
 }
 
 void StoreTimeout(Sock* sock, bool receive, const void* value,

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/base/clock.h"
 #include "lib/base/direct.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
@@ -87,10 +88,11 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
 }
 
 // Whether a send stays so long in the kernel that the stream could not be
-// adopted meanwhile.
-bool GoesByParts(const Sock* sock, std::size_t length, int flags) {
+// adopted meanwhile.  poll() reports a completion of MSG_ZEROCOPY until it is
+// read, as it would an error, and so does not tell when there is room.
+bool GoesByParts(Sock* sock, std::size_t length, int flags) {
   return length > Sock::kSendPart && (flags & ~MSG_NOSIGNAL) == 0 &&
-         sock->MayLeaveTcp() && !Engine(sock) &&
+         sock->MayLeaveTcp() && !Engine(sock) && !sock->zero_copy().on() &&
          !sock->nonblock.load(std::memory_order_relaxed);
 }
 
@@ -388,18 +390,26 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 
 // Without this, a call by parts would sleep in the kernel's own sendmsg, which
 // knows nothing of the parts before, and is restarted.
-bool GoesOn(int fd, short events, std::uint32_t signals) {
+bool GoesOn(int fd, short events, std::uint32_t signals,
+            std::uint64_t* left_ns) {
   pollfd one{fd, events, 0};
   if (hook::poll(&one, 1, 0) != 0) return true;
   const long flags = ::syscall(SYS_fcntl, fd, F_GETFL);
   if (flags < 0 || (flags & O_NONBLOCK) != 0) return true;
-  timeval most{};
-  socklen_t length = sizeof most;
-  real::getsockopt(fd, SOL_SOCKET,
-                   events == POLLOUT ? SO_SNDTIMEO : SO_RCVTIMEO, &most,
-                   &length);
-  const timespec limit{most.tv_sec, most.tv_usec * 1000};
-  const bool limited = most.tv_sec != 0 || most.tv_usec != 0;
+  timespec limit{};
+  bool limited = true;
+  if (left_ns != nullptr) {
+    limit = {static_cast<time_t>(*left_ns / 1'000'000'000),
+             static_cast<long>(*left_ns % 1'000'000'000)};
+  } else {
+    timeval most{};
+    socklen_t length = sizeof most;
+    real::getsockopt(fd, SOL_SOCKET,
+                     events == POLLOUT ? SO_SNDTIMEO : SO_RCVTIMEO, &most,
+                     &length);
+    limit = {most.tv_sec, most.tv_usec * 1000};
+    limited = most.tv_sec != 0 || most.tv_usec != 0;
+  }
   // No handler may run between the look at `any` and the sleep.  So only the
   // sleep lets signals through.
   class Blocked {
@@ -417,8 +427,14 @@ bool GoesOn(int fd, short events, std::uint32_t signals) {
     sigset_t before_;
   };
   const Blocked blocked;
-  return tls_signals.any == signals &&
-         hook::ppoll(&one, 1, limited ? &limit : nullptr, blocked.before()) > 0;
+  if (tls_signals.any != signals) return false;
+  const std::uint64_t start = base::NowNs();
+  const bool ready =
+      hook::ppoll(&one, 1, limited ? &limit : nullptr, blocked.before()) > 0;
+  if (left_ns != nullptr) {
+    *left_ns -= std::min(*left_ns, base::NowNs() - start);
+  }
+  return ready;
 }
 
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {

@@ -20,6 +20,7 @@
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/lane/bell_cpu.h"
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/epoll_away.h"
 #include "lib/posix/iomux/registry.h"
@@ -487,6 +488,9 @@ int Interests::Bell(Sock* sock, int otherwise) {
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!Registry::EnsurePoller(i->set)) continue;
     bell = i->set->bell();
+    // This is the conductor's thread; `otherwise` is of the thread that uses
+    // the stream.
+    lane::ShareBellCpu(bell, otherwise);
     break;
   }
   interest_latch.unlock();

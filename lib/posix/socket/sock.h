@@ -73,7 +73,8 @@ class Sock final : public SockLayout {
   // are what Life() and tls_signals.any were when the call began.  `goes_on`
   // waits for room, with these signals, and says whether the call goes on.
   // Returns the bytes of the whole call.
-  using GoesOn = bool(int fd, short events, std::uint32_t signals);
+  using GoesOn = bool(int fd, short events, std::uint32_t signals,
+                      std::uint64_t* left_ns);
   ssize_t SendParts(int fd, const iovec& whole, std::size_t done, int flags,
                     std::uint32_t life, std::uint32_t signals, GoesOn* goes_on);
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has

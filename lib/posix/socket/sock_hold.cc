@@ -374,6 +374,8 @@ IoResult SendGate::Send(int number, const iovec* iov, int count,
           sock_->snd_timeout_ns.load(std::memory_order_relaxed)) {
     end = std::min(end, start + most / 2);
   }
+  // A handler that comes late in the hold is to end SendAside, too.
+  Critical critical;
   Call call{number, iov, count, total, flags, done};
   HoldUntil(call, start, end);
   if (!call.result.retry()) return call.result;

@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "lib/base/dcheck.h"
+#include "lib/posix/socket/sock_anchor.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -36,7 +37,7 @@ void KeptOptions::Note(int i, bool on) {
                                     (on ? Value(i) : 0u));
 }
 
-bool KeptOptions::Keep(int name, bool on, int number) {
+bool KeptOptions::Keep(int name, bool on, const TcpAnchor& anchor) {
   const int i = IndexOf(name);
   if (i < 0) return false;
   Critical critical;
@@ -45,7 +46,8 @@ bool KeptOptions::Keep(int name, bool on, int number) {
   if (name == TCP_CORK && (bits_ & IsKept(i)) == 0) {
     // What was corked before the stream came here flows now.
     const int saved = errno;
-    Tell(number, i, 0);
+    // Under the latch: another thread may close this number of several.
+    Tell(anchor.number(), i, 0);
     errno = saved;
   }
   Note(i, on);

@@ -7,6 +7,8 @@
 
 namespace rcsock::posix {
 
+class TcpAnchor;
+
 // TCP_CORK and TCP_NODELAY of a stream that the engine has.
 //
 // They say when the kernel sends what it was given.  On a lane everything is
@@ -22,10 +24,9 @@ class KeptOptions {
   // `tx`: the stream's tx_latch, which guards this.
   explicit KeptOptions(base::Latch& tx) : tx_(tx) {}
 
-  // Keeps a value in the kernel's place.  `number` is the anchor's.  Returns
-  // false if the kernel must be told: the engine does not have the stream, or
-  // the option is another.
-  bool Keep(int name, bool on, int number) RC_EXCLUDES(tx_);
+  // Keeps a value in the kernel's place.  Returns false if the kernel must be
+  // told: the engine does not have the stream, or the option is another.
+  bool Keep(int name, bool on, const TcpAnchor& anchor) RC_EXCLUDES(tx_);
   // Stores a value that is kept into *value.  Returns false if the kernel must
   // be asked.
   bool Kept(int name, int* value) RC_EXCLUDES(tx_);

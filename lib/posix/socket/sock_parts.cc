@@ -7,8 +7,10 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_plain.h"
@@ -26,6 +28,11 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
   const std::size_t total = whole.iov_len;
   const LaterPart later(signals);
   const int saved = errno;
+  // SO_SNDTIMEO is for the whole call, as in the kernel, but for the first
+  // part.
+  std::uint64_t left_ns = snd_timeout_ns.load(std::memory_order_relaxed);
+  std::uint64_t* const limit = left_ns != 0 ? &left_ns : nullptr;
+  bool vain = false;  // there was no room where `goes_on` said so
   // A number that was closed meanwhile may be another connection's.
   while (done < total && Life() == life) {
     if (lane_state_.Wanted(LaneState::kWeak)) {
@@ -42,10 +49,10 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
       if (!result.retry()) return result.bytes;
       continue;
     }
-    // As in the kernel, a handler that has run ends a call that has sent.
-    if (tls_signals.any != signals || !goes_on(fd, POLLOUT, signals)) {
-      break;
-    }
+    // As in the kernel, a handler that has run ends the call where it would
+    // sleep.  What finds room still goes.
+    const bool over = tls_signals.any != signals;
+    if (!over && !goes_on(fd, POLLOUT, signals, limit)) break;
     const iovec part{static_cast<char*>(whole.iov_base) + done,
                      std::min(total - done, kSendPart)};
     InKernel in(this);
@@ -53,11 +60,19 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
       if (mode() == Mode::kEngine) continue;
       break;
     }
-    const ssize_t n = in.Sent(SendRest(fd, &part, 1, 0, flags | MSG_DONTWAIT));
+    // Another thread may have taken the room.  But `goes_on` does not sleep for
+    // O_NONBLOCK, which may have been set past rcsock, nor for what poll()
+    // reports until it is read.  Then the kernel is asked to sleep, or not, as
+    // it would.
+    const int sleepless = vain && !over ? 0 : MSG_DONTWAIT;
+    const ssize_t n = in.Sent(SendRest(fd, &part, 1, 0, flags | sleepless));
     if (n > 0) {
       done += static_cast<std::size_t>(n);
-    } else if (errno != EAGAIN) {
+      vain = false;
+    } else if (errno != EAGAIN || vain || over) {
       break;
+    } else {
+      vain = true;
     }
   }
   errno = saved;

@@ -56,7 +56,9 @@ int TakeBell(bool thread) {
   const int most = Most(32);
   const int bell = thread ? TakeFewest(holders, kFirst + most - 1, -1, most)
                           : TakeFewest(holders, kFirst, 1, most);
-  lane::NoteBellCpu(bell);
+  // The conductor may take a set's bell: see Interests::Bell.
+  lane::bell_cpus[bell].store(0, std::memory_order_relaxed);
+  if (thread) lane::NoteBellCpu(bell);
   return bell;
 }
 

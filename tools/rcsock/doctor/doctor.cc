@@ -79,7 +79,9 @@ std::string MendOf(const std::string& reason) {
   };
   constexpr Entry kEntries[] = {
       {"policy", "see the configuration of `rcsock run`"},
-      {"no_device", "rdma link add rxe0 type rxe netdev NETDEV, or an HCA"},
+      {"no_device",
+       "an HCA; or, to try --lanes=rdma: rdma link add rxe0 type rxe netdev "
+       "NETDEV"},
       {"device_left_alone",
        "`devices` of the configuration, or RCSOCK_DEVICES, names the device "
        "with `-`, or only others; without hardware it wants --lanes=rdma"},

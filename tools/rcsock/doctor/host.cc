@@ -219,8 +219,8 @@ bool ExamineHost(Findings* findings) {
     findings->Note("devices",
                    "no RDMA device: lanes to other hosts are not possible; "
                    "those on this host need none",
-                   "an HCA with its driver, or in software: rdma link add "
-                   "rxe0 type rxe netdev eth0");
+                   "an HCA with its driver; or, to try --lanes=rdma in "
+                   "software: rdma link add rxe0 type rxe netdev eth0");
     return false;
   }
   verbs::Error error;

@@ -29,6 +29,22 @@ void AddCounters(const posix::SnapshotHead& from, posix::SnapshotHead* to) {
   to->spun_well_ns += from.spun_well_ns;
 }
 
+std::uint64_t BytesOf(const posix::SnapshotHead& head) {
+  std::uint64_t sum = 0;
+  for (const posix::SnapshotCounts& lane : head.lanes) {
+    sum += lane.tx_bytes + lane.rx_bytes;
+  }
+  return sum;
+}
+
+// Returns true if a process has counted less than it had: another program runs
+// in it, by exec.  The bytes of one lane may fall, since a stream's are those
+// of its last lane; the sum does not.
+bool BeganAgain(const posix::SnapshotHead& before,
+                const posix::SnapshotHead& now) {
+  return now.streams < before.streams || BytesOf(now) < BytesOf(before);
+}
+
 }  // namespace
 
 std::string Programs::NameFor(const std::string& program) {
@@ -66,6 +82,10 @@ ProgramPictures Programs::Add(const Picture& look) {
     if (one.source != Source::kAnswer) continue;
     program.sum.total.pinned_bytes += one.total.pinned_bytes;
     Process& process = processes_[{one.pid, StartOf(one.pid)}];
+    if (process.program != name || BeganAgain(process.last, one.total)) {
+      AddCounters(process.last,
+                  &ended_[process.program.empty() ? name : process.program]);
+    }
     process = {name, one.total, true};
   }
   ForgetEnded();

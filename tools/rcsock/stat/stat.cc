@@ -41,7 +41,8 @@ CREDIT  messages that may be sent before the peer answers, of how many
 P/D/F   promotions, demotions, failovers
 
 Exit status: 0, also if nothing runs under rcsock; 1 if none of --pid or --program
-does, or is not this user's; 2 for wrong options; 3 if a process did not answer.
+does, or is not this user's; 1 if --serve cannot listen; 2 for wrong options; 3 if a
+process did not answer.
 )";
 
 bool Terminal() { return ::isatty(STDOUT_FILENO) == 1; }
@@ -113,7 +114,9 @@ CLI::App* AddStat(CLI::App* app, StatOptions* options) {
                    "Two looks, so many seconds apart, for the rates")
       ->check(CLI::Range(0.01, 86400.0))
       ->type_name("SECONDS")
-      ->excludes(watch);
+      ->excludes(watch)
+      ->excludes("--serve");
+  watch->excludes("--serve");
   stat->add_option("--pid", options->pid, "This process alone")
       ->check(CLI::Range(1, 1 << 30))
       ->type_name("PID");
