@@ -125,7 +125,7 @@ def test_tools(layout):
     if shutil.which("skopeo"):
         found = json.loads(run("skopeo", "inspect", f"oci:{layout}:{VERSION}"))
         check(found["Architecture"] == "amd64" and len(found["Layers"]) == 1, found)
-        run("skopeo", "copy", "--quiet", "--insecure-policy", f"oci:{layout}:{VERSION}",
+        run("skopeo", "--tmpdir", str(WORK), "copy", "--quiet", "--insecure-policy", f"oci:{layout}:{VERSION}",
             f"docker-archive:{WORK}/archive.tar:rcsock:{VERSION}")
         tried += 1
     if shutil.which("umoci"):
