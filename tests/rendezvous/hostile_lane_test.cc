@@ -317,7 +317,9 @@ class Peer {
     wrs[0].num_sge = length != 0 ? 1 : 0;
     wrs[0].wr.rdma.remote_addr = to;
     wrs[0].wr.rdma.rkey = rep_.offer.key;
-    wrs[0].send_flags = wrs[1].send_flags = IBV_SEND_SIGNALED;
+    // As a peer's: the server may have armed for what is solicited alone.
+    wrs[0].send_flags = wrs[1].send_flags =
+        IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
     if (OnIwarp()) {
       wrs[0].opcode = IBV_WR_RDMA_WRITE;
       wrs[0].next = &wrs[1];

@@ -213,7 +213,7 @@ class Rogue {
     ibv_send_wr wr{};
     wr.sg_list = &sge;
     wr.num_sge = 1;
-    wr.send_flags = IBV_SEND_SIGNALED;
+    wr.send_flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED;
     wr.wr.rdma.remote_addr = to;
     wr.wr.rdma.rkey = theirs_.key;
     wr.imm_data = imm_;

@@ -71,8 +71,7 @@ class Sock final : public SockLayout {
   // Goes on with a blocking send of which `done` bytes have gone, by parts, so
   // that the stream can be adopted between two of them.  `life` and `signals`
   // are what Life() and tls_signals.any were when the call began.  `goes_on`
-  // waits for room, with these signals, and says whether the call goes on.
-  // Returns the bytes of the whole call.
+  // waits for room, and says whether the call goes on.  Returns all its bytes.
   using GoesOn = bool(int fd, short events, std::uint32_t signals,
                       std::uint64_t* left_ns);
   ssize_t SendParts(int fd, const iovec& whole, std::size_t done, int flags,
