@@ -74,6 +74,7 @@ Channel::Channel(Core* core, base::PeerSocket fd, bool accepted)
             &size);
   std::memcpy(name_ + name_length_, &space, sizeof space);
   name_length_ += sizeof space;
+  space_known_ = space != 0;
 }
 
 // Neither call of Asio throws on a descriptor or a timer that is open.

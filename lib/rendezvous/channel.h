@@ -65,8 +65,12 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // kNoUid for a peer that was met in the meeting directory: each container
   // gives its users numbers of its own.
   uid_t peer_uid() const { return far_ ? base::kNoUid : peer_uid_; }
-  // The two ends have met in the meeting directory.
-  void SetFar() { far_ = true; }
+  // The two ends have met in the meeting directory.  A process between two
+  // namespaces can have one name in both, unless the namespace is part of it.
+  void SetFar() {
+    far_ = true;
+    if (!space_known_) name_length_ = 0;
+  }
   bool far() const { return far_; }
   // Returns the number of a thread of the peer's process, as the peer reports
   // it.
@@ -96,6 +100,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   base::PeerSocket fd_;
   const uid_t peer_uid_;
   bool far_ = false;
+  bool space_known_ = false;  // name_ has the cookie of its namespace
   std::uint8_t name_[sizeof(sockaddr_un::sun_path) + sizeof(std::uint64_t)];
   std::size_t name_length_ = 0;
   std::uint32_t peer_thread_ = 0;

@@ -122,6 +122,15 @@ bool IsDead(int folder, const char* name) {
   return fd.ok() && ConnectTo(fd.get(), found.get()) == -ECONNREFUSED;
 }
 
+// Lets all users call the socket.  Others may have put a symbolic link in its
+// place, so no name is followed but that of a descriptor.
+bool OpenToAll(int folder, const char* name) {
+  const base::UniqueFd found = FindIn(folder, name);
+  if (!found.ok()) return false;
+  const sockaddr_un path = AddressOf(found.get(), nullptr);
+  return ::syscall(SYS_fchmodat, AT_FDCWD, path.sun_path, 0666) == 0;
+}
+
 void Remove(int folder, const char* name) {
   ::syscall(SYS_unlinkat, folder, name, 0);
 }
@@ -184,7 +193,7 @@ int Publish(int fd, const Tuple& half, int backlog) {
   if (::syscall(SYS_bind, fd, &address, sizeof address) != 0) return -errno;
   // A process of another user calls here, whatever this one's umask is.
   int result = -EACCES;
-  if (::syscall(SYS_fchmodat, folder.get(), unfinished.text, 0666) != 0 ||
+  if (!OpenToAll(folder.get(), unfinished.text) ||
       ::syscall(SYS_listen, fd, backlog) != 0) {
     result = -errno;
   } else {

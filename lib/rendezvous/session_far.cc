@@ -140,7 +140,9 @@ bool Session::GoOnFar(base::Reason reason) {
     StartTimer(milliseconds(0));
     return true;
   }
-  if (!called && !(nobody_far_ && seeker_->MayRdma() && RdmaPossible())) {
+  // A directory that is of no use hides no peer of another host.
+  const bool over = nobody_far_ || reason == base::Reason::kMeetDir;
+  if (!called && !(over && seeker_->MayRdma() && RdmaPossible())) {
     return false;
   }
   if (const auto link = std::exchange(link_, nullptr)) {

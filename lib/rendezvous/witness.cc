@@ -37,14 +37,22 @@ std::uint64_t NamespaceOf(int fd) {
 }
 
 // Lets the socket receive only what is about the connecting end's port, for
-// ever.
+// ever.  The parts of a list hold many sockets, and the filter would see the
+// first alone.  Sockets of other families have other numbers where a port is.
 bool Limit(int fd, const Tuple& ends, stream::Role role) {
   const std::uint32_t at = kPorts + (role == stream::Role::kConnector ? 0 : 2);
   // A filter reads numbers as big-endian, and the type is little-endian.
   constexpr std::uint32_t kType = SOCK_DIAG_BY_FAMILY << 8;
+  constexpr std::uint32_t kPart = NLM_F_MULTI << 8;
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_H | BPF_ABS, offsetof(nlmsghdr, nlmsg_type)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kType, 0, 3),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kType, 0, 8),
+      BPF_STMT(BPF_LD | BPF_H | BPF_ABS, offsetof(nlmsghdr, nlmsg_flags)),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, kPart, 6, 0),
+      BPF_STMT(BPF_LD | BPF_B | BPF_ABS,
+               NLMSG_HDRLEN + offsetof(inet_diag_msg, idiag_family)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 0, 3),
       BPF_STMT(BPF_LD | BPF_H | BPF_ABS, at),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ends.c_port, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, 0xffff),
@@ -137,7 +145,8 @@ base::UniqueFd OpenWitness(int fd, const Tuple& ends, stream::Role role) {
     return ::syscall(SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC,
                      NETLINK_SOCK_DIAG);
   }));
-  if (witness.ok() && (NamespaceOf(witness.get()) != NamespaceOf(fd) ||
+  const std::uint64_t space = NamespaceOf(fd);
+  if (witness.ok() && (space == 0 || NamespaceOf(witness.get()) != space ||
                        !Limit(witness.get(), ends, role))) {
     witness.reset();
   }
