@@ -49,11 +49,17 @@ TEST_F(BellSharesTest, TheCpuOfWhoTakesOneIsKnown) {
       ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
       EXPECT_EQ(lane::BellCpu(QueueOfThread()), cpu);
       GiveQueueOfThread();
-      for (const bool thread : {false, true}) {
-        const int bell = TakeBell(thread);
-        EXPECT_EQ(lane::BellCpu(bell), cpu);
-        GiveBell(bell);
-      }
+      const int of_thread = TakeBell(true);
+      EXPECT_EQ(lane::BellCpu(of_thread), cpu);
+      // The conductor may take a set's: its CPU is that of who uses the stream.
+      const int of_set = TakeBell(false);
+      EXPECT_EQ(lane::BellCpu(of_set), -1);
+      lane::ShareBellCpu(of_set, of_thread);
+      EXPECT_EQ(lane::BellCpu(of_set), cpu);
+      lane::ShareBellCpu(of_set, -1);
+      EXPECT_EQ(lane::BellCpu(of_set), cpu) << "the first one stays";
+      GiveBell(of_set);
+      GiveBell(of_thread);
     }).join();
   }
   EXPECT_EQ(lane::BellCpu(-1), -1);
