@@ -207,7 +207,7 @@ bool WithDevice(Sock* sock, F&& f) {
 ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
                      const std::byte* from, std::size_t length, int flags) {
   constexpr std::size_t kPiece = 64 * 1024;
-  // Of memory that was freed, the RDMA device would send what was there.
+  // The RDMA device would send the old bytes of memory that was freed.
   const int gone = device->Check(from, length);
   if (gone != 0) return Fail(gone);
   std::size_t done = 0;

@@ -44,7 +44,7 @@ yes:
 // The caller must have nothing to unwind. Before the type is set, and after,
 // the thread may be unwound from any instruction (lib/base/sleep.cc). So if a
 // handler leaves by a jump or an exception, the type stays as it is in the
-// call. A thread that is cancelled late is better than one that leaves a latch.
+// call. A late cancellation is better than a latch that stays locked.
 template <bool kPoint, class Call>
 [[gnu::noinline, gnu::cold]] auto Cancellable(Call call) -> decltype(call()) {
   int type = PTHREAD_CANCEL_DEFERRED;

@@ -53,10 +53,11 @@ constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
 }
 
 // Reads the key now, before the first stream needs it: a daemon may change its
-// user, its directory or its root. If a key is asked for and cannot be read,
-// there is no RDMA: a lane that anybody could open is not what was asked for.
+// user, its directory or its root. If the key cannot be read, there is no RDMA:
+// without the key anybody could open a lane.
 void ReadKey(const char* path) {
-  // A pipe that no process writes must not keep the program from starting.
+  // The open does not wait: a pipe may have no writer, and the program must
+  // start.
   const long fd =
       ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   std::size_t size = 0;

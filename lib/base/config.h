@@ -82,9 +82,9 @@ struct Config {
   std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes
   std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
   // Set for the RDMA lanes of all streams, whatever the rules say:
-  // RCSOCK_ACK_TIMEOUT_MS, RCSOCK_ACK_RETRIES (0: not given),
-  // RCSOCK_TRAFFIC_CLASS (-1: not given), RCSOCK_DEVICES (where in the rules'
-  // lists; 0: not given). FabricFor has the result.
+  // RCSOCK_ACK_TIMEOUT_MS, RCSOCK_ACK_RETRIES, RCSOCK_TRAFFIC_CLASS, and where
+  // RCSOCK_DEVICES is in the rules' lists. 0 stands for a value that is not
+  // given, and -1 for such a traffic class. FabricFor has the result.
   std::uint16_t ack_ms = 0;
   std::uint8_t retries = 0;
   std::int16_t traffic_class = -1;

@@ -42,7 +42,7 @@ void LoopCopy(std::byte* to, const std::byte* from, std::size_t n) {
 void StreamCopy(std::byte* to, const std::byte* from, std::size_t n) {
   Lines(to, from, n,
         [](__m128i* at, __m128i value) { _mm_stream_si128(at, value); });
-  // Streaming stores are in no order with other stores, not even on x86.
+  // Streaming stores have no order with other stores, even on x86.
   _mm_sfence();
 }
 

@@ -11,9 +11,9 @@
 // (docs/invariants.md). It names the condition by a plain system call: no
 // latch, no memory.
 //
-// It is on unless NDEBUG is defined: in a plain build, in those of the
-// sanitizers, and with --config=checked. What is installed (-c opt) compiles
-// the condition and never computes it.
+// It is on unless NDEBUG is defined: in a plain build, in a build for a
+// sanitizer, and with --config=checked. What is installed (-c opt) compiles the
+// condition and never computes it.
 #if !defined(NDEBUG) || defined(RCSOCK_DCHECK)
 #define RC_DCHECK_IS_ON 1
 #else

@@ -27,9 +27,9 @@ inline long Word(const void* address) {
   return reinterpret_cast<long>(address);
 }
 
-// Not inlined, nor known to throw nothing. A handler may leave by pthread_exit
-// or an exception. A caller that has something to unwind needs a call here,
-// whose landing pad the unwinder finds.
+// Neither inlined nor noexcept. A handler may leave by pthread_exit or an
+// exception. A caller that has something to unwind needs a call here, whose
+// landing pad the unwinder finds.
 template <long number, class... A>
 [[gnu::noipa]] long Call(A... arguments) {
   static_assert(sizeof...(A) <= 6);

@@ -4,7 +4,7 @@
 namespace rcsock::base {
 
 // Returns what `error` means where a file cannot be opened, read or written.
-// Takes no lock and no memory, and does not translate, unlike strerror().
+// Unlike strerror() it takes no lock and no memory, and does not translate.
 // strerrordesc_np() needs glibc 2.32.
 const char* ErrorText(int error);
 

@@ -31,7 +31,7 @@ namespace rcsock::base {
 // makes the context leave it. Safe in a signal handler.
 bool FixFault(void* context);
 
-// A call that has moved nothing says by this that a fault is the reason.
+// True if a fault is the reason why a call has moved nothing.
 extern thread_local constinit bool tls_fault
     __attribute__((tls_model("initial-exec")));
 inline bool TakeFault() {

@@ -263,13 +263,13 @@ class Reader {
 enum Writes : std::uint8_t {
   kAny,       // not known: each of them
   kNo,        // none
-  kRm,        // that of modrm's rm
-  kReg,       // that of modrm's reg, or of the opcode
+  kRm,        // the register of modrm's rm
+  kReg,       // the register of modrm's reg, or of the opcode
   kRegRm,     // both
   kRax,       // rax
-  kRmRax,     // that of modrm's rm, and rax
+  kRmRax,     // the register of modrm's rm, and rax
   kStack,     // rsp
-  kRegStack,  // that of the opcode, and rsp
+  kRegStack,  // the register of the opcode, and rsp
   kCall,      // what a function may write
   kKernel,    // what a system call writes
   kGroup1,    // 80, 81, 83: the seventh is cmp

@@ -6,7 +6,8 @@
 namespace rcsock::base {
 
 // Returns how many bytes of memory this process may have: the least of the
-// host's and of what its control group and the groups above allow. Reads files.
+// host's memory and of what its control group and the groups above allow. Reads
+// files.
 std::uint64_t MemoryLimit();
 
 }  // namespace rcsock::base

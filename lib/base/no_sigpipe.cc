@@ -27,8 +27,8 @@ void Queue(siginfo_t info) {
             SIGPIPE, &info);
 }
 
-// Queues a mark behind which the next SIGPIPE that is taken is the thread's:
-// the mark, if there was none. A thread cannot tell its own pending signals
+// Queues a mark. The next SIGPIPE that is taken is then the thread's own, or
+// the mark if the thread had none. A thread cannot tell its own pending signals
 // from its process's. But of a thread's own SIGPIPEs the kernel keeps only the
 // first, and hands it out before the process's. The mark's code is the
 // kernel's, which RLIMIT_SIGPENDING does not stop.

@@ -212,7 +212,7 @@ std::uint64_t PlaceOfVersions(const Head& head, const Elf64_Ehdr& header) {
     const long n =
         ::syscall(SYS_readlinkat, AT_FDCWD, path, target, sizeof target - 1);
     if (n <= 0) break;
-    if (n == sizeof target - 1) return false;  // maybe not all of it
+    if (n == sizeof target - 1) return false;  // it may be cut off
     target[n] = '\0';
     // A relative target is beside the link.
     const std::size_t kept =

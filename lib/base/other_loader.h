@@ -5,13 +5,13 @@
 
 namespace rcsock::base {
 
-// Returns true if a loader that is not glibc's, such as musl's, starts the
-// program at `path`, or glibc's loader with a libc of before 2.17. openat()
-// takes `folder` and `path` likewise; with "" the program is `folder` itself.
-// Such a loader takes LD_PRELOAD too, but cannot resolve what our library
-// needs, and then starts nothing. `name` gets the loader's name, and the
-// version of a glibc that is too old, cut to `size` bytes with the 0. For a
-// script, its interpreter counts.
+// Returns true if another loader than glibc's, such as musl's, starts the
+// program at `path`. Returns true also for glibc's loader with a libc before
+// 2.17. openat() takes `folder` and `path` likewise; with "" the program is
+// `folder` itself. Such a loader takes LD_PRELOAD too, but cannot resolve what
+// our library needs, and then starts nothing. `name` gets the loader's name,
+// and the version of a glibc that is too old, cut to `size` bytes with the 0.
+// For a script, its interpreter counts.
 //
 // Returns false where this cannot be told. A child of vfork may call it: it
 // uses no heap and no locks, and closes what it opens.

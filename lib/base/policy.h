@@ -57,7 +57,7 @@ struct Fabric {
   // notices, and long before TCP gives up. One lost packet costs 134 ms; seven
   // in a row end the lane, and the stream looks for another. A network that
   // loses packets, or whose links come back after seconds, needs one second
-  // instead: there each false end of a lane costs more than a late one.
+  // instead. There each false end of a lane costs more than a late end.
   std::uint16_t ack_ms = 134;
   std::uint8_t retries = 6;
   // The traffic class of the lane's packets; -1: what the stream's socket asks

@@ -92,8 +92,8 @@ bool PosixNamesNext() { return &rcsock_posix_names != nullptr; }
   if (!PosixNamesNext()) {
     if (void* next = ::dlsym(RTLD_NEXT, name)) return next;
   }
-  // Before 2.34 glibc has these apart, and a plugin may bring one that is not
-  // in the program's scope.
+  // Before 2.34 glibc has these libraries apart, and a plugin may bring a
+  // library that is not in the program's scope.
   constexpr const char* kLibraries[] = {"libc.so.6", "librt.so.1",
                                         "libutil.so.1", "libanl.so.1",
                                         "libseccomp.so.2"};

@@ -8,8 +8,8 @@
 
 namespace rcsock::base {
 
-// Memory in a descriptor that can neither shrink nor grow, so no access to its
-// mappings raises SIGBUS. Any thread may call these functions.
+// Memory in a descriptor whose size is fixed, so no access to its mappings
+// raises SIGBUS. Any thread may call these functions.
 
 // kMoreSeals: other seals may follow.
 enum class Seals : std::uint8_t { kMoreSeals, kNoMoreSeals };

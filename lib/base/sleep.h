@@ -24,9 +24,9 @@ int FutexSleep(const void* word, std::uint32_t expected,
 // As FutexSleep, on a word in memory that another process maps. That process
 // can move its sleepers to another word (FUTEX_CMP_REQUEUE), where no thread
 // wakes them. So a change of `own`, a word of this process, ends the sleep as
-// well. The sleep ends after some seconds if the kernel cannot sleep on two
-// words, or if a time-out is given, so that each signal ends it. It then
-// returns -EAGAIN: look again.
+// well. If the kernel cannot sleep on two words, or if a time-out is given, the
+// sleep ends after some seconds. Each signal then ends it, too. It then returns
+// -EAGAIN: look again.
 int FutexSleepShared(const std::atomic<std::uint32_t>* word,
                      std::uint32_t expected,
                      const std::atomic<std::uint32_t>* own,

@@ -18,13 +18,14 @@ class SpinAccount {
  public:
   // What can be saved up.  A thread begins with it.
   static constexpr std::int32_t kMostNs = 400'000;
-  // What a message that came, and one that went, save if the thread has slept
-  // for it nevertheless: about half of it, so that half is left to the user.
+  // What a message that came and a message that went save, although the thread
+  // has slept. It is about half of their saving, and the user keeps the rest.
   static constexpr std::int32_t kSleptNs = 1'500;
-  // What they save if it has not: the sleep and the wake-up, too.
+  // What the two messages save if the thread has not slept: the sleep and the
+  // wake-up, too.
   static constexpr std::int32_t kFoundNs = 13'000;
-  // What each saves of which more is not known than that it was moved: the
-  // looks before the spin have found it, or it was sent.
+  // What a message saves if the account knows only that it moved. The looks
+  // before the spin have found it, or it was sent.
   static constexpr std::int32_t kQuickNs = 4'000;
   // What the looks before a spin take.
   static constexpr std::int32_t kLooksNs = 2'000;
@@ -69,9 +70,9 @@ class SpinAccount {
                : std::min(most_us,
                           static_cast<std::uint32_t>(credit_ns_) / 1'000);
   }
-  // The same for a thread whose last message had to wake its peer.  An answer
-  // takes as long as the wake-up, and no sooner request is to be expected.  But
-  // if both ends of a loop sleep, one has to begin.
+  // As AllowedUs, for a thread whose last message had to wake its peer. An
+  // answer takes as long as the wake-up, and no sooner request is to be
+  // expected. But if both ends of a loop sleep, one has to begin.
   std::uint32_t AllowedAsleepUs(std::uint32_t most_us) {
     trying_ = credit_ns_ >= kMostNs;
     return trying_ ? most_us : 0;

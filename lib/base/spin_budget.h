@@ -46,8 +46,9 @@ struct SpinBudget {
   // The thread has slept.  `came`: until something came on a lane.
   void Slept(std::uint64_t ticks, bool came, std::uint32_t most_us);
   // A lane or set has moved `count` messages, or told of as many, since it
-  // began.  The account is told of those since this thread last asked, but for
-  // that of the wait which asks: the spin or the sleep tells of that.
+  // began. This tells the account of the messages since this thread last asked.
+  // It leaves out the message of the wait that asks, since the spin or the
+  // sleep tells of that message.
   void Count(const void* of, std::uint32_t count) {
     if (!earned) return;
     // A count that begins anew says nothing.
@@ -63,7 +64,7 @@ struct SpinBudget {
     if (earned && !held) us = account.AllowedAsleepUs(most_us);
   }
 
-  // Whether there is a hold.  Ends it when it is over.
+  // Returns true if there is a hold. Ends it when it is over.
   bool Held(std::uint64_t now) {
     if (held && now >= hold_end) {
       held = false;

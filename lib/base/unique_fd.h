@@ -41,9 +41,9 @@ class LowNumber {
   const Critical critical_;
 };
 // As LowNumber, around the open of another library. That open may take long, or
-// wait for what the caller of dup2 has (the loader's lock, in a constructor).
-// So no latch is held: dup2 waits until the open is over (FreeNumber). After
-// five seconds dup2 goes on, and later ones no longer wait.
+// wait for what the caller of dup2 has, such as the loader's lock in a
+// constructor. So no latch is held: dup2 waits until the open is over
+// (FreeNumber). After five seconds dup2 goes on, and later ones no longer wait.
 class LibraryOpens {
  public:
   LibraryOpens();
@@ -84,8 +84,8 @@ int CopyHighForParent(int fd);
 // In the child of fork: closes the descriptors made by the ...ForParent calls.
 void CloseParentFds();
 
-// Returns true if `fd` is internal: the application can neither close nor see
-// it.
+// Returns true if `fd` is internal: hidden from the application, which cannot
+// close it.
 bool IsInternalFd(int fd);
 // For a number that was seen to be open: returns true if it is internal, or is
 // not open any more. IsInternalFd misses a number that another thread is just

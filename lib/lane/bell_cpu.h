@@ -25,7 +25,7 @@ inline int BellCpu(int bell) {
   return bell_cpus[bell].load(std::memory_order_relaxed) - 1;
 }
 
-// If no thread has taken the bell, it is as if that of `other` had.
+// If no thread has taken `bell`, the CPU of `other`'s thread counts for `bell`.
 inline void ShareBellCpu(int bell, int other) {
   if (bell < 0 || bell >= kBells || BellCpu(bell) >= 0) return;
   bell_cpus[bell].store(BellCpu(other) + 1, std::memory_order_relaxed);

@@ -76,7 +76,8 @@ class IovCursor {
     Settle();
   }
 
-  // Whether the next `n` bytes can be read. Requires that so many are left.
+  // Returns true if the next `n` bytes can be read. Requires that so many are
+  // left.
   bool Readable(std::size_t n) const {
     IovCursor look = *this;
     return look.Walk(n, [](const std::byte* part, std::size_t length) {

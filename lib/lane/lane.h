@@ -112,7 +112,7 @@ class Lane {
                              std::uint32_t) {
     return -EOPNOTSUPP;
   }
-  // Whether the bytes are in the peer's memory for certain.
+  // Returns true if the bytes are in the peer's memory for certain.
   virtual bool Placed(std::int64_t) { return false; }
 
   // --- Receiving -------------------------------------------------------------
@@ -126,11 +126,11 @@ class Lane {
   virtual std::size_t ReadCtl(void* message, std::size_t capacity) = 0;
   // Data bytes landed before the next control message.
   virtual std::size_t Readable() = 0;
-  // Whether these bytes, or the messages that they came in, take half of what
-  // the ring has room for.
+  // Returns true if these bytes, or the messages that they came in, take half
+  // of what the ring has room for.
   virtual bool HalfFull() { return Readable() >= RxRegion().length / 2; }
-  // Whether anything has landed since the last call: the edge of edge-triggered
-  // readiness. Costs one look at the next slot.
+  // Returns true if anything has landed since the last call: the edge of
+  // edge-triggered readiness. Costs one look at the next slot.
   virtual bool Arrived() = 0;
   // Publishes the credit now, however little it is. For bytes that are here and
   // unread, publishes it as soon as they have been read.
@@ -145,8 +145,8 @@ class Lane {
   // call is a full fence: a look at the ring after it sees whatever the peer
   // posted before the peer could see the change.
   virtual void SetNotify(std::uint32_t bits, int bell) = 0;
-  // For a thread that spins without the latch: whether SleepRx would return at
-  // once.
+  // Returns true if SleepRx would return at once. A thread that spins may ask
+  // without the latch.
   virtual bool RxPending() const = 0;
   // RxPending for a caller that has drained source() just now.
   virtual bool RxLanded() const { return RxPending(); }
@@ -159,7 +159,7 @@ class Lane {
     return Sequence(quick_slots_) == sequence ||
            Sequence(QuickSlot(next & kQuickSlot)) == sequence;
   }
-  // Whether the lane has slots in memory.
+  // Returns true if the lane has slots in memory.
   bool InMemory() const { return quick_slots_ != nullptr; }
   // SleepRx waits for data, SleepTx for credit. A sleep also ends by WakeLocal,
   // a signal, or after the relative `timeout`, if that is not null. Returns 0

@@ -53,7 +53,7 @@ class Poller {
 //
 // This order loses no wake-up: Arm(), Drain(), look at the lanes, sleep on
 // fd(). Each drain gives what it finds to the lanes and to the board, whichever
-// thread runs it. So a watcher never depends on being the one that drains.
+// thread runs it. So a watcher need not drain itself.
 //
 // A source is never destroyed. When its device goes, fd() becomes -1, and the
 // other functions do nothing.
@@ -89,8 +89,8 @@ class Source {
 class Ringer {
  public:
   virtual ~Ringer() = default;
-  // Whether a thread sleeps by the bell. The caller has made a full fence
-  // between all that it wrote and this look.
+  // Returns true if a thread sleeps by the bell. The caller has made a full
+  // fence between all that it wrote and this look.
   virtual bool Armed(int bell) const = 0;
   virtual void Kick(int bell) = 0;
 };

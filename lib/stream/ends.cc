@@ -104,8 +104,8 @@ void Stream::MaybeFinish() {
   if (!closed_ || finished_) return;
   // These are the peer's bytes for an application that is gone.
   if (!stash_.empty() || (accept_ && lane_->Readable() != 0)) reset_ = true;
-  // An anchor in ARM holds, or will get, the data of a peer that has staged:
-  // the kernel answers that data as for any closed socket. In frames the peer's
+  // An anchor in ARM holds, or will get, the data of a peer that has staged.
+  // The kernel answers that data as for any closed socket. In frames the peer's
   // RAW must come first. Otherwise our close would reset what the peer has not
   // yet read. Our close must also not reset what was read before it came by
   // TCP.
@@ -119,9 +119,9 @@ void Stream::MaybeFinish() {
   if (AwaitsLanding()) return;
   finished_ = true;
   if (reset_) TellReset();
-  // What is reset is not taken: the peer must see that it was never read. Bytes
-  // that land after the look above must not be taken either: they would count
-  // as read, and their writer would wait for the answer for ever.
+  // What is reset is not taken: the peer must see that it was never read. This
+  // holds for bytes that land after the look above, too. Once taken they would
+  // count as read, and their writer would wait for the answer for ever.
   accept_ = false;
   if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
   LetGo();
@@ -362,11 +362,11 @@ bool Stream::TakeLastBytes(bool tcp_reset) {
 //
 // TCP would say ECONNRESET if bytes of ours were left unread. If none were, the
 // anchor's reset may only mean that the peer exited with a frame of ours
-// unread. The reset is the application's in two cases. The peer has said so; or
-// no such frame can exist: the peer has taken lane bytes, so it has read our
-// COMMIT or GOT, and no FIN, ACK or LANE_DOWN is under way. An error of the
-// network is always the application's, and so is an end that the peer has named
-// and that was not reached.
+// unread. The reset is the application's in two cases. The peer has said so, or
+// no such frame can exist. In the second case the peer has taken lane bytes, so
+// it has read our COMMIT or GOT. No FIN, ACK or LANE_DOWN is under way, either.
+// An error of the network is always the application's, and so is an end that
+// the peer has named and that was not reached.
 int Stream::ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const {
   if (error != 0 && error != ECONNRESET && error != EPIPE) return error;
   if (!raw_tx && lane_ != nullptr) {

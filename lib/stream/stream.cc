@@ -124,7 +124,7 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
             Propose(*static_cast<const std::uint8_t*>(iov[i].iov_base))) {
           ssize_t n = StageOrPost(iov, count, total);
           if (n > 0) return n;
-          // Rule 2: never a proposal without a staged byte.
+          // Rule 2: each proposal follows a staged byte.
           Trigger(base::Reason::kLaneError);
         }
       }
@@ -222,7 +222,7 @@ std::optional<ssize_t> Stream::ReadOnce(const iovec* iov, int count,
   if (base::TakeFault()) return got != 0 ? static_cast<ssize_t>(got) : -EFAULT;
   if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
       !failed_) {
-    // What the kernel has goes along, as if both were one queue: a reader may
+    // What the kernel has goes along, as if both were one queue. A reader may
     // take a short answer for the end of what there is.
     got += RecvRest(iov, count, got, peek);
   }

@@ -157,9 +157,9 @@ class Stream {
   // Both ends have adopted the stream and hold this lane: rule 1. `lane` stays
   // valid until ReleaseLane. The peer's COMMIT must show the nonce `mine`; this
   // end shows `peers`. `min_tail` serves a lane whose other end is not known to
-  // be the peer. That end gets COMMIT, or a byte of the application's, only
-  // when it has proved to know that many raw bytes sent after this call, 64 at
-  // most.
+  // be the peer. First that end must prove to know that many raw bytes sent
+  // after this call, 64 at most. Until then it gets no COMMIT and no byte of
+  // the application's.
   void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
               const Nonce& peers, bool may_propose, std::uint8_t min_tail = 0);
   // Call it when the anchor may be readable or writable, or the lane has news.
@@ -167,8 +167,8 @@ class Stream {
   // the switch waits for, takes lane control messages, and notices a dead lane.
   void Progress();
   void Timer();
-  // Call it now and then, for a lane that can silently lose what it has taken:
-  // by a dead link, or a transport that retries for ever. It asks the peer by
+  // Call it now and then for a lane that can silently lose what it has taken,
+  // by a dead link or a transport that retries for ever. It asks the peer by
   // TCP what has landed, unless credit covers all. If nothing moves in several
   // answers, it gives the lane up. Returns true if something is still to be
   // confirmed.

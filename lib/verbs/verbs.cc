@@ -140,8 +140,8 @@ bool FreeOfForks() {
          initialized() == IBV_FORK_UNNEEDED;
 }
 
-// Returns true for a file that keeps the objects of a device: its own, and that
-// of its events.
+// Returns true for a file that keeps the objects of a device: the device's own
+// file, and the file of its events.
 bool IsDevice(int fd) {
   char path[32];
   char target[64];
@@ -183,8 +183,8 @@ void ForkChild() {
   if (!g_used.load(std::memory_order_relaxed)) return;
   // librdmacm keeps one context of each device for ever, and these are the
   // parent's. Their descriptors here would only keep the parent's objects
-  // alive. The numbers that librdmacm will close become those of a file that
-  // keeps nothing.
+  // alive. This makes the numbers that librdmacm will close refer to a file
+  // that keeps nothing.
   const base::UniqueFd nothing(base::OpenHigh(
       [] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); }));
   for (int fd = 0; fd < 65536; ++fd) {
@@ -410,8 +410,8 @@ void CloseGone(int cmd_fd, int async_fd) {
   }
   // If no device is left, librdmacm does not compare, and keeps what it had
   // open until a device comes. The context must not be touched: it may have
-  // been freed after all. So its numbers, which librdmacm will close, become
-  // those of a file that keeps nothing.
+  // been freed after all. So its numbers, which librdmacm will close, come to
+  // refer to a file that keeps nothing.
   if (g_shared) return;
   const base::UniqueFd nothing(
       base::OpenHigh([] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));

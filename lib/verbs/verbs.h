@@ -57,10 +57,11 @@ using Id = Ptr<rdma_cm_id>;
 // All these return null or false on failure, and fill *error. The descriptors
 // of channels are close-on-exec, non-blocking, and at the top of the range.
 Pd AllocPd(ibv_context* context, Error* error);
-// The memory is read only behind a completion, so its key has relaxed ordering:
-// some devices grant no other, and others are a quarter faster with it. On
-// iWARP the order is strict, because there a read asks whether writes are in
-// their place. If a device refuses one ordering, it is asked for the other.
+// The memory is read only behind a completion, so its key has relaxed ordering.
+// Some devices grant no other ordering, and others are a quarter faster with
+// it. On iWARP the order is strict, because there a read asks whether writes
+// are in their place. If a device refuses one ordering, it is asked for the
+// other.
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
 // Registers a dma-buf from `offset` on, under the addresses from `base` on. The

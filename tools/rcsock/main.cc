@@ -20,8 +20,8 @@
 
 namespace {
 
-// The version, and those of what two ends say to each other: ends that differ
-// in these stay on TCP.
+// rcsock's version, and the versions of what two ends say to each other. Two
+// ends whose latter versions differ stay on TCP.
 std::string Version() {
   return "rcsock " RCSOCK_VERSION " (wire version: shared memory " +
          std::to_string(rcsock::rendezvous::kVersion) + ", RDMA " +
@@ -84,7 +84,7 @@ std::string LanesWrong(std::string& word) {
 
 // Returns why no lane over shared memory opens here, or "".
 std::string WhyNoSharedMemory() {
-  // Rules are looked at elsewhere; those of the command are not the probe's.
+  // Rules are looked at elsewhere; the command's rules are not for the probe.
   const char* set = std::getenv("RCSOCK_RULES");
   const std::string rules = set != nullptr ? set : "";
   ::unsetenv("RCSOCK_RULES");

@@ -8,7 +8,7 @@ namespace rcsock::tools {
 // The preload's name, as a file and for the linker (SONAME).
 inline constexpr char kPreloadName[] = "librcsock_preload.so";
 
-// Whether the file at `path` is the preload, whatever its name there.
+// Returns true if the file at `path` is the preload, whatever its name there.
 bool IsPreload(const std::string& path);
 
 }  // namespace rcsock::tools

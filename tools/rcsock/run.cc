@@ -252,9 +252,9 @@ bool SetRules(const RunOptions& options) {
   return good;
 }
 
-// Names the variables that mean nothing to rcsock: a slip would otherwise show
-// in nothing but what does not happen. Within another `rcsock run` that one has
-// said it.
+// Names the variables that mean nothing to rcsock. Otherwise a slip would show
+// only by what does not happen. Within another `rcsock run`, the outer one has
+// named them.
 void WarnOfVariables() {
   if (Environment("LD_PRELOAD").find(kPreloadName) != std::string::npos) return;
   for (const std::string& name : ReadVariables().unknown) {

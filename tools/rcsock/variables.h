@@ -12,7 +12,7 @@ struct Variables {
   std::vector<std::string> unknown;  // NAME, sorted: it means nothing to rcsock
 };
 
-// Leaves out variables that rcsock sets itself, and those of its tests.
+// Leaves out variables that rcsock sets itself, and the variables of its tests.
 Variables ReadVariables();
 
 }  // namespace rcsock::tools

@@ -107,8 +107,8 @@ void Channel::TakeHello(const Hello& hello) {
   peer_pid_ = hello.pid_namespace != 0 && hello.pid_namespace == PidNamespace()
                   ? static_cast<int>(hello.pid)
                   : 0;
-  // A peer that says that it is this process must be. Otherwise it would have
-  // us write to, and wait for, memory of our own.
+  // A peer that claims to be this process must be this process. Otherwise it
+  // would have us write to, and wait for, memory of our own.
   if (peer_pid_ == ::getpid() && !Channels::IsOtherEnd(fd_, hello.cookie_at)) {
     peer_pid_ = 0;
   }
@@ -167,8 +167,8 @@ void Channel::StepLatched() {
     return;
   }
   if (n < static_cast<ssize_t>(sizeof hello)) {
-    // A hello in pieces; or a peer without a hello, whose bytes begin like it
-    // and which waits.
+    // The hello comes in pieces. Or the peer has no hello, but bytes that begin
+    // like one, and waits.
     const std::int64_t ms = NowMs();
     if (begun_ms_ == 0) begun_ms_ = ms;
     if (ms - begun_ms_ < kMostPieceMs) return;

@@ -46,9 +46,9 @@ Registry& All() {
   return *registry;
 }
 
-// A fork finds no latch held by a thread that the child does not have.
-// Elsewhere a thread takes the registry's latch after a channel's, so here the
-// channels' are only tried.
+// At a fork no other thread may hold a latch: the child would not have that
+// thread. Elsewhere a thread takes the registry's latch after a channel's
+// latch, so here a channel's latch is only tried.
 bool held_by_fork = false;
 
 void ForkPrepare() {

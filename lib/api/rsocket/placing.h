@@ -40,7 +40,7 @@ class Placing {
   const Write& front() const { return writes_.front(); }
   void Pop();
   bool empty() const { return writes_.empty(); }
-  // There is no memory for it, and will not be.
+  // Returns true if there is no memory for it. There will be none later.
   bool refused() const { return refused_; }
   void Refuse() { refused_ = true; }
   void Release();

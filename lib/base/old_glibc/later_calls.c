@@ -1,5 +1,6 @@
-// What our libraries need and glibc 2.17 does not have: libstdc++ and libsodium
-// of the machine that builds ask for some of it. All of it is hidden.
+// Functions that our libraries need and glibc 2.17 does not have. libstdc++ and
+// libsodium of the machine that builds ask for some of them. All these
+// functions are hidden.
 //
 // stat() and fstat() are functions of libc only from 2.33 on. Before, the
 // linker took them from libc's static part.

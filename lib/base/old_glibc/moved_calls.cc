@@ -1,8 +1,8 @@
 // Functions that glibc 2.34 moved from libpthread and libdl into libc. The
-// preload calls them wherever they are, and names neither library: the loader
+// preload calls them wherever they are, and names neither library. The loader
 // of a later glibc would open both at each exec, and they hold nothing there.
 // The third library, libgcc_s, must stay: glibc unwinds a cancelled thread with
-// that one, and another copy of the unwinder cannot read its state.
+// libgcc_s, and another copy of the unwinder cannot read its state.
 //
 // A call may come before any constructor, and before a sanitizer's runtime has
 // begun. So this file calls only the loader and lib/base/image_symbols.h.

@@ -208,7 +208,7 @@ struct rcs_process_info {
 };
 int rcs_get_process_info(struct rcs_process_info* info, size_t size);
 
-/* What a stream may do.  A listener's policy is that of what it accepts. */
+/* What a stream may do.  What a listener accepts has the listener's policy. */
 #define RCS_POLICY_AUTO 0  /* default: look for a lane after some traffic */
 #define RCS_POLICY_TCP 1   /* stay on TCP; a stream on a lane comes back */
 #define RCS_POLICY_EAGER 2 /* look for a lane with the first byte */

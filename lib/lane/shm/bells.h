@@ -44,7 +44,7 @@ class Bells final : public Ringer {
   // too, if they have the page, but for a `nap`. A nap is for a sleep that ends
   // by itself soon, or for a look that needs no kick.
   void Arm(int k, bool nap = false);
-  // Whether Arm and Renew make the heavy fence.
+  // Returns true if Arm and Renew make the heavy fence.
   bool Fences() const {
     return shared_.load(std::memory_order_relaxed) &&
            base::barriers.processes.load(std::memory_order_relaxed);

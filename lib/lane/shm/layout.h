@@ -85,8 +85,8 @@ struct alignas(64) ControlLine {
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint32_t> poll;  // bell << 8 | kNotify* of the poller
   // 1: since its last message in slot 0 this side has begun another message. At
-  // 0, a receiver that has taken slot 0's message is spared a look at a line,
-  // and a page, that it needs for nothing else.
+  // 0, a receiver that has taken slot 0's message need not look at a further
+  // line and page.
   std::atomic<std::uint32_t> more;
   std::atomic<std::uint32_t> left;  // Lane::Left
   // When this side sent its first message since the peer armed its bell, by

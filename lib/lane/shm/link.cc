@@ -243,7 +243,7 @@ int Link::Drain(int bell, Completion* out, int capacity) {
   const int start = state_->cursor(bell);
   Report report{out, capacity, 0, dead() ? std::uint32_t{kCompletionError} : 0};
   // One pass over the summary, from the stream behind the last reported stream.
-  // So neither busy streams nor a peer that goes on setting bits hold up the
+  // So busy streams, or a peer that goes on setting bits, do not hold up the
   // others. The pass makes each step for a group of segments before the next
   // step. If few of thousands of streams are ready, every word, every cookie
   // and every slot is a miss, and so these are waited for together.

@@ -33,12 +33,12 @@ class LinkState {
   // All null if `index` is out of range.
   StreamMemory stream(int index) const;
 
-  // Whether this side has the stream open. Open returns false if it has
+  // Returns true if this side has the stream open. Open returns false if it has
   // already.
   bool Open(int index);
   void Close(int index);
   bool IsOpen(int index) const;
-  // Whether this side ever had the stream open.
+  // Returns true if this side ever had the stream open.
   bool WasOpen(int index) const;
   void SetCookie(int index, void* cookie);
   // Where the lane is, for prefetches.
@@ -75,7 +75,7 @@ class LinkState {
   BellMask TakeRung() {
     return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst);
   }
-  // Whether Ring may kick anything: one look, for each message.
+  // Returns true if Ring may kick anything: one look, for each message.
   bool Rings(int bell) const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
     return page == nullptr ||
@@ -92,7 +92,7 @@ class LinkState {
     return (word & 1) != 0 ? word : 0;
   }
 
-  // Whether a sender's fence may be the light one: both processes have
+  // Returns true if a sender's fence may be the light one: both processes have
   // registered, and the peer makes the heavy fence before it sleeps.
   bool PeerFences() const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);

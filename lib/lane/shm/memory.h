@@ -7,8 +7,8 @@
 
 namespace rcsock::lane::shm {
 
-// A new memfd of `size` zero bytes that can neither shrink nor grow. Not ok():
-// errno.
+// Returns a new memfd of `size` zero bytes, whose size is fixed. If it is not
+// ok(), errno says why.
 base::UniqueFd CreateMemory(const char* name, std::size_t size);
 // Forbids every writable mapping but those that exist, and further seals.
 bool SealReadOnly(int fd);

@@ -18,7 +18,7 @@ namespace rcsock::lane::shm {
 // caches, cost the sender less. But then the receiver has to fetch the bytes
 // from memory.
 //
-// Nothing tells which way is faster: the scheduler moves the two ends, a
+// Nothing tells which way is faster. The scheduler moves the two ends, a
 // hypervisor moves what they run on, and machines differ in what memory gives.
 // So this class measures. Now and then the two ways take turns, ever more
 // seldom while the other way is no better.
@@ -58,9 +58,9 @@ class RecordCopy {
   // receiver, so the turns are compared by all the time that they take.
   void NoRoom() { waited_ = true; }
 
-  // Whether the next long piece is streamed.
+  // Returns true if the next long piece is streamed.
   bool streams() const { return streams_ != OthersTurn(); }
-  // Whether the time of the next long piece is wanted.
+  // Returns true if the time of the next long piece is wanted.
   bool measures() const { return turn_ != 0; }
   // A long piece of `n` bytes has taken `ticks`, and began `gap` ticks after
   // the end of the piece before it.

@@ -72,8 +72,8 @@ class ShmLane final : public Lane {
   // `hint` itself. Senders write it. The caller holds the tx latch.
   void KeepHint(std::atomic<const void*>* hint) { hint_ = hint; }
 
-  // Whether the next message has landed and is a control message. For the
-  // caller of Read, to learn whether the end comes next; takes nothing.
+  // Returns true if the next message has landed and is a control message. For
+  // the caller of Read, to learn whether the end comes next; takes nothing.
   bool CtlNext() {
     // A read that had room left has accepted the control message, and left it.
     if (rx_.active()) return !rx_.data();
@@ -81,7 +81,8 @@ class ShmLane final : public Lane {
     return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kCtl;
   }
 
-  // Whether the next message has landed and is data, and the lane works.
+  // Returns true if the next message has landed and is data, and the lane
+  // works.
   bool DataNext() {
     if (Closed()) [[unlikely]]
       return false;
@@ -194,8 +195,8 @@ class ShmLane final : public Lane {
   void RenewSlots();
   // Called before a message is published.
   [[gnu::noinline]] void TellAnew(Told told);
-  // Whether something may have landed behind the small message just taken. A
-  // message that the peer begins after this look rings after it.
+  // Returns true if something may have landed behind the small message just
+  // taken. A message that the peer begins after this look rings after it.
   bool RxMore() const {
     if (rx_.slot() == 1 && peer().more.load(std::memory_order_acquire) == 0)
         [[likely]] {
@@ -226,8 +227,8 @@ class ShmLane final : public Lane {
   const Slot& RxSlot(std::uint32_t slot) const {
     return *reinterpret_cast<const Slot*>(QuickSlot(slot));
   }
-  // Whether the next message of `rx` has landed; *imm is its immediate. Finds
-  // the message's slot, which may be slot 0 again.
+  // Returns true if the next message of `rx` has landed; *imm is its immediate.
+  // Finds the message's slot, which may be slot 0 again.
   bool Landed(ring::Rx* rx, std::uint32_t* imm) const {
     if (rx->next() >= rx_limit_) return false;
     const auto sequence = static_cast<std::uint32_t>(rx->next() + 1);
@@ -241,7 +242,7 @@ class ShmLane final : public Lane {
     *imm = static_cast<std::uint32_t>(head);
     return true;
   }
-  // Whether the message `ahead` > 0 behind the next one has landed too.
+  // Returns true if the message `ahead` > 0 behind the next one has landed too.
   // Requires that the next has landed. So not all before the later message is
   // consumed, and its sender cannot have gone back to slot 0 for it.
   bool LandedToo(std::uint64_t ahead) const {

@@ -78,7 +78,7 @@ std::string Nearest(const fs::path& sysfs, const std::string& bus) {
                      how);
 }
 
-// Whether the bus has a GPU of NVIDIA's.
+// Returns true if the bus has a GPU of NVIDIA's.
 bool HasGpu(const fs::path& sysfs) {
   std::error_code error;
   for (const auto& entry :

@@ -31,8 +31,8 @@ class Reasons {
   // port.
   std::string Against(const std::string& lane, const std::uint8_t* peer,
                       std::uint16_t port) const;
-  // Whether the rules allow a device's port to doctor's own streams, to any
-  // peer.
+  // Returns true if the rules allow a device's port to doctor's own streams, to
+  // any peer.
   bool MayUseDevice(const std::string& device, unsigned port) const;
   const std::string& text() const { return text_; }
 

@@ -20,7 +20,7 @@ struct Under {
 // this process.
 class Child {
  public:
-  // `under` null: not under rcsock.
+  // If `under` is null, the child runs without rcsock.
   Child(const std::vector<std::string>& arguments, const Under* under);
   ~Child();
   Child(const Child&) = delete;

@@ -324,7 +324,7 @@ int RunOnce(const Options& options) {
               kNotOnLane);
 }
 
-// Whether a transport that the user has named has failed.
+// Returns true if a transport that the user has named has failed.
 bool AnyNamedFailed(const Options& options, const std::vector<Row>& rows) {
   return !options.transports.empty() &&
          std::any_of(rows.begin(), rows.end(),
@@ -437,7 +437,7 @@ int Run(const Options& options) {
 
 // Options stand in the help as they are added here.
 
-// Who measures with whom.
+// Adds the options that name the two ends of the measurement.
 void AddEnds(CLI::App* perf, Options* options) {
   perf->add_flag("-s,--server", options->server,
                  "Serve clients, one at a time");

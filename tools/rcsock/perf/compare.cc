@@ -21,7 +21,7 @@ std::string WhyNotUsed(const Outcome& outcome) {
                      why.empty() ? "" : " (" + why + ")");
 }
 
-// The same for people, who do not know rcsock's keys.
+// Returns the outcome in words, for readers who do not know rcsock's keys.
 std::string InWords(const Outcome& outcome) {
   const std::string why = outcome.WhyTcpInWords();
   if (outcome.Share() < 0.01) {

@@ -31,7 +31,7 @@ struct GpuBuffer::Driver {
     Find(library, "cuMemFree_v2", &Free);
     Find(library, "cuMemcpyDtoH_v2", &ToHost);
     Find(library, "cuMemcpyHtoD_v2", &ToDevice);
-    // Those of the preload.
+    // The functions are the preload's.
     Look(RTLD_DEFAULT, "rcs_register_buffer", &Register);
     Look(RTLD_DEFAULT, "rcs_unregister_buffer", &Unregister);
     Look(RTLD_DEFAULT, "rcs_send_registered", &Send);

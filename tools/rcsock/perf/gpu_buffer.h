@@ -10,7 +10,7 @@ namespace rcsock::perf {
 // there. Without, a copy goes to host memory first, as in a program without
 // rcsock. Each call throws Error.
 //
-// Threads: the one that has made it.
+// Threads: the thread that has made it.
 class GpuBuffer {
  public:
   GpuBuffer(int ordinal, std::size_t size);

@@ -112,8 +112,8 @@ class Meter {
 std::vector<Fd> AcceptAll(int listener, const Job& job);
 std::vector<Fd> ConnectAll(const Job& job, Histogram* took);
 
-// Sends small messages to and fro until the connections have found their lanes:
-// none of the bytes moves over the kernel's TCP any more, or the time is up.
+// Sends small messages to and fro until the connections have found their lanes,
+// or the time is up. On a lane the bytes no longer move over the kernel's TCP.
 // The last message says that the measurement begins.
 constexpr std::size_t kSettleSize = 8;
 constexpr char kGo = 'g';

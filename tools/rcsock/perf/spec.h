@@ -48,7 +48,8 @@ struct Spec {
   // kStream: the GPU whose memory both ends have the bytes in.  -1: the host's.
   int gpu = -1;
 
-  // Whether each connection has a thread.  Otherwise one epoll loop serves all.
+  // Returns true if each connection has a thread. Otherwise one epoll loop
+  // serves all.
   bool Threads() const;
   // Bytes that one connection sends in one direction.  0: until the time is up.
   std::uint64_t BytesEach() const;

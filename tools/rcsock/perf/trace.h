@@ -15,10 +15,9 @@ struct SyscallCounts {
   std::map<std::string, long> calls;
 };
 
-// Runs `start` in a child under ptrace(2).  `start` should turn the child into
-// the command.  This is for hosts with neither strace nor perf_event.  Tracing
-// costs some microseconds for each call, so times measured meanwhile mean
-// nothing.
+// Runs `start` in a child under ptrace(2). `start` should turn the child into
+// the command. This is for hosts without strace and perf_event. Tracing costs
+// some microseconds for each call, so times measured meanwhile mean nothing.
 //
 // Returns the command's exit status as a shell has it.  Returns 125 and a
 // reason in *error if tracing is not allowed.

@@ -160,8 +160,8 @@ std::vector<pid_t> PreloadedProcesses() {
 
 namespace {
 
-// Whether exec gave the process this name: its file's name, or that of the
-// script which an interpreter runs.  A program may call its first thread
+// Returns true if exec gave the process this name: its file's name, or the name
+// of the script that an interpreter runs. A program may call its first thread
 // anything.
 bool IsNameOfExec(pid_t pid, const std::string& name) {
   // The kernel cuts the name.  A server may write more behind its own name, as
@@ -253,8 +253,8 @@ std::string ConductorInKernel(pid_t pid) {
     std::getline(wchan, where);
     if (where == "0") where.clear();
     if (state == 'D') return where.empty() ? "a call" : where;
-    // Asleep.  The thread waits for work in these, and in other calls it may be
-    // held up, for instance in siw's connect.
+    // The thread sleeps. In these calls it waits for work. In other calls it
+    // may be held up, for instance in siw's connect.
     for (const char* usual : {"epoll", "ep_poll", "futex", "um_"}) {
       if (where.find(usual) != std::string::npos) return "";
     }

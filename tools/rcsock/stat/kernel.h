@@ -22,7 +22,8 @@ char StateOf(pid_t pid);
 // ended.
 std::uint64_t StartOf(pid_t pid);
 uid_t UserOf(pid_t pid);
-// Whether the process has the thread that answers, by the thread's name.
+// Returns true if the process has the thread that answers, by the thread's
+// name.
 bool HasConductor(pid_t pid);
 // Returns the kernel function in which that thread waits for something other
 // than work.  A driver may keep the thread while a connection is made or ends.

@@ -38,8 +38,8 @@ std::uint64_t BytesOf(const posix::SnapshotHead& head) {
 }
 
 // Returns true if a process has counted less than it had: another program runs
-// in it, by exec.  The bytes of one lane may fall, since a stream's are those
-// of its last lane; the sum does not.
+// in it, by exec. The bytes of one lane may fall, since all bytes of a stream
+// count for its last lane. The sum does not fall.
 bool BeganAgain(const posix::SnapshotHead& before,
                 const posix::SnapshotHead& now) {
   return now.streams < before.streams || BytesOf(now) < BytesOf(before);
@@ -54,8 +54,8 @@ std::string Programs::NameFor(const std::string& program) {
   return name;
 }
 
-// Moves what ended processes have counted to their programs.  A process that
-// only did not answer stays.
+// Moves what ended processes have counted to their programs. A process that has
+// not answered, and lives, stays.
 void Programs::ForgetEnded() {
   for (auto it = processes_.begin(); it != processes_.end();) {
     const auto& [key, process] = *it;

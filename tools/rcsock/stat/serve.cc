@@ -36,7 +36,7 @@ constexpr std::chrono::seconds kPatience{10};
 constexpr std::chrono::seconds kFresh{1};  // how old a page may be
 constexpr std::chrono::milliseconds kRest{100};
 
-// The page, which a flood of requests does not make more often.
+// The page. A flood of requests does not make it more often.
 class Kept {
  public:
   explicit Kept(const std::function<std::string()>& make) : make_(make) {}

@@ -153,7 +153,8 @@ int Stat(const StatOptions& options) {
     picture = std::move(again);
   }
   for (;;) {
-    // Goes home and clears the screen in the write of each picture: no flicker.
+    // One write moves the cursor home, clears the screen and shows the picture,
+    // so nothing flickers.
     if (options.watch && Terminal() && !options.json) {
       std::cout << "\033[H\033[2J";
     }
