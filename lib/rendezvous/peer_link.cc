@@ -277,6 +277,23 @@ void PeerLink::SendClaim(const Session& session, const Message& message) {
   channel_->Send(message, fds, count);
 }
 
+void PeerLink::Answer(const std::shared_ptr<Session>& session, int index,
+                      std::uint32_t epoch, const stream::Nonce& peers,
+                      Proof proof) {
+  auto reply = NewMessage<OpenedMsg>();
+  reply.index = static_cast<std::uint32_t>(index);
+  reply.epoch = epoch;
+  Slot& slot = slots_[static_cast<std::size_t>(index)];
+  slot = Slot();
+  slot.epoch = epoch;
+  slot.ours = slot.theirs = slot.answered = true;
+  slot.session = session;
+  std::memcpy(reply.nonce, session->nonce().data(), sizeof reply.nonce);
+  reply.claim = session->OwnClaim();
+  SendClaim(*session, reply);
+  session->Opened(shared_from_this(), index, epoch, peers, proof);
+}
+
 bool PeerLink::TakeClaim(const Claim& claim, Packet& packet,
                          Claimed* claimed) const {
   const int most = far() ? 2 : process_.visible() ? 0 : 1;

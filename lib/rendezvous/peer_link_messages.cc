@@ -1,4 +1,4 @@
-// What a link's peer sends, and what this end answers.
+// What the peer of a link sends.
 
 #include <algorithm>
 #include <bit>
@@ -130,23 +130,6 @@ bool PeerLink::HandleOpen(Packet& packet) {
     Reject(index, epoch);
   }
   return true;
-}
-
-void PeerLink::Answer(const std::shared_ptr<Session>& session, int index,
-                      std::uint32_t epoch, const stream::Nonce& peers,
-                      Proof proof) {
-  auto reply = NewMessage<OpenedMsg>();
-  reply.index = static_cast<std::uint32_t>(index);
-  reply.epoch = epoch;
-  Slot& slot = slots_[static_cast<std::size_t>(index)];
-  slot = Slot();
-  slot.epoch = epoch;
-  slot.ours = slot.theirs = slot.answered = true;
-  slot.session = session;
-  std::memcpy(reply.nonce, session->nonce().data(), sizeof reply.nonce);
-  reply.claim = session->OwnClaim();
-  SendClaim(*session, reply);
-  session->Opened(shared_from_this(), index, epoch, peers, proof);
 }
 
 void PeerLink::Reject(std::uint32_t index, std::uint32_t epoch,
