@@ -20,7 +20,8 @@ namespace rcsock::base {
   X(kMemlock, "memlock", "the limit of locked memory is reached")             \
   X(kDeviceLost, "device_lost", "the RDMA device or its port went away")      \
   X(kPeerKey, "different_key", "the peer has another cluster key, or none")   \
-  X(kPeerPlain, "peer_without_rcsock", "the peer does not run under rcsock")  \
+  X(kPeerPlain, "peer_without_rcsock",                                        \
+    "no peer under rcsock, or one that shares its end")                       \
   X(kPeerUid, "different_uid", "the peer runs as another user")               \
   X(kPeerVersion, "peer_version", "the peer speaks another version")          \
   X(kPeerRefused, "peer_refused", "the peer refused the lane")                \

@@ -2,17 +2,20 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <string_view>
+#include <utility>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -23,6 +26,10 @@ namespace {
 constexpr char kPrefix[] = "rcsock-1-";
 constexpr char kUnfinished[] = "rcsock-1-new-";
 constexpr std::uint64_t kSweepNs = 60'000'000'000;
+// How long it stays known of which kind a mount is.
+constexpr std::uint64_t kMountsNs = 10'000'000'000;
+// The most bytes that are read of a list of mounts.
+constexpr std::size_t kMostMounts = 4 << 20;
 // The most names of dead processes that one sweep looks at.
 constexpr int kMostSwept = 64;
 
@@ -40,26 +47,86 @@ Name NameOf(const Tuple& half, int place) {
   return name;
 }
 
-// Another host, or a process, answers for these file systems when it likes.
-bool MayWait(const struct statfs& system) {
-  constexpr unsigned long kCifs = 0xff534d42;
-  constexpr unsigned long kSmb2 = 0xfe534d42;
-  constexpr unsigned long kCeph = 0x00c36400;
-  constexpr unsigned long kFuse = 0x65735546;
-  switch (static_cast<unsigned long>(system.f_type)) {
-    case NFS_SUPER_MAGIC:
-    case SMB_SUPER_MAGIC:
-    case V9FS_MAGIC:
-    case AFS_SUPER_MAGIC:
-    case CODA_SUPER_MAGIC:
-    case kCifs:
-    case kSmb2:
-    case kCeph:
-    case kFuse:
-      return true;
-    default:
-      return false;
+// Whether the kernel itself answers for a file system.  For others another host
+// does, or a process, when it likes.
+bool IsLocal(std::string_view type) {
+  constexpr std::string_view kLocal[] = {
+      "tmpfs", "ext4", "xfs",   "btrfs", "overlay",  "ext2",
+      "ext3",  "f2fs", "ramfs", "zfs",   "bcachefs", "rootfs"};
+  return std::find(std::begin(kLocal), std::end(kLocal), type) !=
+         std::end(kLocal);
+}
+
+// Returns the type in a line of /proc/PID/mountinfo if the line is the mount's:
+// "ID PARENT DEVICE ROOT PLACE OPTIONS... - TYPE SOURCE OPTIONS".
+std::string_view TypeIn(std::string_view line, std::uint64_t mount) {
+  std::uint64_t id = 0;
+  const auto number =
+      std::from_chars(line.data(), line.data() + line.size(), id);
+  // Spaces in names are written as \040.
+  const std::size_t dash = line.find(" - ");
+  if (number.ec != std::errc() || id != mount ||
+      dash == std::string_view::npos) {
+    return {};
   }
+  const std::string_view rest = line.substr(dash + 3);
+  return rest.substr(0, rest.find(' '));
+}
+
+// Whether the mount has a file system of this host.  A mount that this thread
+// does not see has none.  statfs would ask the server.
+bool MountIsLocal(std::uint64_t mount) {
+  const base::UniqueFd list(base::OpenHigh([] {
+    return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/mountinfo",
+                     O_RDONLY | O_CLOEXEC, 0);
+  }));
+  if (!list.ok()) return false;
+  char text[8192];
+  std::size_t length = 0;
+  bool skip = false;  // this line did not fit
+  for (std::size_t all = 0; all < kMostMounts;) {
+    const long n =
+        ::syscall(SYS_read, list.get(), text + length, sizeof text - length);
+    if (n <= 0) return false;
+    all += n;
+    length += n;
+    std::string_view left(text, length);
+    for (std::size_t end; (end = left.find('\n')) != left.npos;
+         left.remove_prefix(end + 1)) {
+      if (std::exchange(skip, false)) continue;
+      const std::string_view type = TypeIn(left.substr(0, end), mount);
+      if (!type.empty()) return IsLocal(type);
+    }
+    if (left.size() == sizeof text) {
+      skip = true;
+      left = {};
+    }
+    length = left.size();
+    std::memmove(text, left.data(), length);
+  }
+  return false;
+}
+
+// Whether no server is asked for what lies in the folder.  Never asks one.
+bool NobodyToWaitFor(int folder) {
+  static constinit struct {
+    std::uint64_t mount, device, looked_ns;
+    bool local;
+  } known{};
+  struct statx what;
+  if (::syscall(SYS_statx, folder, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+                STATX_MNT_ID, &what) != 0 ||
+      (what.stx_mask & STATX_MNT_ID) == 0) {
+    return false;
+  }
+  const std::uint64_t device =
+      std::uint64_t{what.stx_dev_major} << 32 | what.stx_dev_minor;
+  const std::uint64_t now = base::NowNs();
+  if (known.looked_ns == 0 || now - known.looked_ns > kMountsNs ||
+      known.mount != what.stx_mnt_id || known.device != device) {
+    known = {what.stx_mnt_id, device, now, MountIsLocal(what.stx_mnt_id)};
+  }
+  return known.local;
 }
 
 // Opens the directory anew each time: it may have been made again.
@@ -68,11 +135,7 @@ base::UniqueFd Open() {
     return ::syscall(SYS_openat, AT_FDCWD, base::GetConfig().meet_dir,
                      O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
   }));
-  struct statfs system;
-  if (!folder.ok()) return folder;
-  if (::syscall(SYS_fstatfs, folder.get(), &system) != 0) {
-    folder.reset();
-  } else if (MayWait(system)) {
+  if (folder.ok() && !NobodyToWaitFor(folder.get())) {
     folder.reset();
     errno = EOPNOTSUPP;
   }

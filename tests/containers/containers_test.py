@@ -8,6 +8,7 @@ and whatever is wrong with the directory, each connection must go right.
 Needs root.  Where namespaces cannot be made, says so and is skipped.
 """
 
+import ctypes
 import json
 import os
 import pathlib
@@ -18,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import balancing
 
 HERE = pathlib.Path(__file__).resolve().parent
 TALK = str(HERE / "talk.py")
@@ -36,6 +39,7 @@ class Network:
 
     def __init__(self, name, subnet, count, isolated=False):
         self.name, self.subnet = name, subnet
+        self.subnet6 = "fd91:7::"
         self.spaces = []
         try:
             self.host = f"{name}h"
@@ -45,6 +49,7 @@ class Network:
             run(*host, "link", "set", "lo", "up")
             run(*host, "link", "add", "br0", "type", "bridge")
             run(*host, "addr", "add", f"{subnet}.254/24", "dev", "br0")
+            run(*host, "addr", "add", f"{self.subnet6}fe/64", "dev", "br0", "nodad")
             run(*host, "link", "set", "br0", "up")
             for i in range(1, count + 1):
                 space = f"{name}{i}"
@@ -57,11 +62,14 @@ class Network:
                 run(*host, "link", "set", f"v{i}", "type", "bridge_slave", "hairpin",
                     "on")
                 run(*inside, "addr", "add", f"{subnet}.{i}/24", "dev", "eth0")
+                run(*inside, "addr", "add", f"{self.subnet6}{i}/64", "dev", "eth0",
+                    "nodad")
                 run(*inside, "link", "set", "eth0", "up")
                 run(*inside, "link", "set", "lo", "up")
                 run(*inside, "route", "add", "default", "via", f"{subnet}.254")
+                run(*inside, "route", "add", "default", "via", f"{self.subnet6}fe")
             run("ip", "netns", "exec", self.host, "sysctl", "-qw",
-                "net.ipv4.ip_forward=1")
+                "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
         except BaseException:
             self.close()
             raise
@@ -98,9 +106,10 @@ class World:
         self.count = 0
 
     def start(self, space, command, meet="", uid=0, user_space=False, under=True,
-              **more):
+              group=None, **more):
         """Starts a command in a container, in mount, PID and UTS namespaces of its
-        own.  Returns the process and the file of its statistics."""
+        own, and in the cgroup `group`.  Returns the process and the file of its
+        statistics."""
         self.count += 1
         stats = self.folder / f"stats{self.count}"
         words = ["ip", "netns", "exec", space, "unshare", "-m", "-p", "-u", "-i",
@@ -119,6 +128,9 @@ class World:
             words += [f"RCSOCK_MEET_DIR={meet or self.meet}"]
         if under:
             words += [f"LD_PRELOAD={self.preload}"]
+        if group is not None:
+            words = ["sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"',
+                     group] + words
         process = subprocess.Popen([str(word) for word in words + command],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    text=True, start_new_session=True, **more)
@@ -126,9 +138,9 @@ class World:
         self.running.append(process)
         return process
 
-    def serve(self, space, port=7000, **more):
-        process = self.start(space, [PYTHON, self.talk, "serve", "0.0.0.0",
-                                     str(port)], **more)
+    def serve(self, space, port=7000, address="0.0.0.0", **more):
+        process = self.start(space, [PYTHON, self.talk, "serve", address, str(port)],
+                             **more)
         line = process.stdout.readline()
         if line != "ready\n":
             raise AssertionError(f"no server: {line}")
@@ -190,6 +202,13 @@ def on_tcp(stats, reason=None):
         assert stats["reasons"].get(reason, 0) > 0, (reason, stats)
 
 
+def share_of_bytes(stats):
+    """Which part of all bytes has gone over shared memory."""
+    counts = {name: lane["tx_bytes"] + lane["rx_bytes"]
+              for name, lane in stats["lanes"].items()}
+    return counts["shm"] / sum(counts.values())
+
+
 def direct(world, net):
     """Each container sees the directory at a path of its own."""
     world.serve(f"{net.name}1")
@@ -205,18 +224,22 @@ def users(world, net):
 
 
 def redis(world, net):
+    """Nearly all bytes go over shared memory, of one client as of many."""
     port = "7001"
     server = world.start(f"{net.name}1", ["redis-server", "--port", port, "--bind",
                                           "0.0.0.0", "--protected-mode", "no",
                                           "--save", ""])
     while "Ready to accept" not in server.stdout.readline():
         pass
-    client = world.start(f"{net.name}2", ["redis-benchmark", "-h", f"{net.subnet}.1",
-                                          "-p", port, "-n", "40000", "-c", "20", "-t",
-                                          "get,set", "-q"])
-    stats = world.finish(client)
-    # redis-benchmark also asks for the server's configuration.
-    on_lanes(stats, stats["streams"] - 3)
+    for clients in (1, 24):
+        client = world.start(f"{net.name}2", [
+            "redis-benchmark", "-h", f"{net.subnet}.1", "-p", port, "-n", "40000",
+            "-c", str(clients), "-t", "get,set", "-q"])
+        stats = world.finish(client)
+        # redis-benchmark also asks for the server's configuration.
+        on_lanes(stats, stats["streams"] - 3)
+        share = share_of_bytes(stats)
+        assert share >= 0.95, f"{clients} clients: {share} of the bytes: {stats}"
 
 
 def address_translation(world, net):
@@ -233,8 +256,49 @@ def address_translation(world, net):
         net.nft("delete table ip t\n")
 
 
+def socket_balancing(world, net):
+    """As Cilium balances services: the kernel connects elsewhere, and getpeername
+    tells the service's address."""
+    group = new_cgroup()
+    if group is None:
+        print("    SKIPPED: socket_balancing: no cgroup v2 can be made here")
+        return
+    try:
+        balancing.balance(group, ("10.97.0.1", 80), (f"{net.subnet}.1", 7000))
+        server = world.serve(f"{net.name}1")
+        on_lanes(world.finish(world.call(f"{net.name}2", "10.97.0.1", 80,
+                                         group=group)), 8)
+        # Both ends in one namespace.
+        world.serve(f"{net.name}3")
+        balancing.balance(group, ("10.97.0.1", 80), (f"{net.subnet}.3", 7000))
+        on_lanes(world.finish(world.call(f"{net.name}3", "10.97.0.1", 80, rounds=300,
+                                         group=group)), 8)
+        world.end(server)
+    except balancing.Unavailable as error:
+        print(f"    SKIPPED: socket_balancing: {error}")
+    finally:
+        world.end_all()
+        group.rmdir()
+
+
+def ipv6(world, net):
+    """Direct, and behind DNAT.  And IPv4 at a server that listens by IPv6."""
+    world.serve(f"{net.name}1", address="::")
+    on_lanes(world.finish(world.call(f"{net.name}2", f"{net.subnet6}1",
+                                     connections=20)), 20)
+    on_lanes(world.finish(world.call(f"{net.name}2", f"{net.subnet}.1")), 8)
+    net.nft(f"""table ip6 t {{ chain pre {{ type nat hook prerouting priority -100;
+      ip6 daddr fd99::1 tcp dport 80 dnat to [{net.subnet6}1]:7000; }}; }}
+      """)
+    try:
+        on_lanes(world.finish(world.call(f"{net.name}2", "fd99::1", 80)), 8)
+    finally:
+        net.nft("delete table ip6 t\n")
+
+
 def masquerade(world, net):
-    """Both halves are translated: nobody is found, and nobody is guessed."""
+    """Both halves are translated: nobody is found, and nobody is guessed.  Both
+    ends say so."""
     server = world.serve(f"{net.name}1")
     net.nft(f"""table ip t {{
       chain pre {{ type nat hook prerouting priority -100;
@@ -246,10 +310,13 @@ def masquerade(world, net):
         on_tcp(world.finish(world.call(f"{net.name}2", f"{net.subnet}.254", 81,
                                        rounds=400)), "translated_address")
         # A hairpin: the container calls itself by the host's address.
-        world.finish(world.call(f"{net.name}1", f"{net.subnet}.254", 81, rounds=40))
+        on_tcp(world.finish(world.call(f"{net.name}1", f"{net.subnet}.254", 81,
+                                       rounds=400)), "translated_address")
+        # It also writes them at its end.
+        run("pkill", "-TERM", "-s", str(server.pid), check=False)
+        on_tcp(world.finish(server), "translated_address")
     finally:
         net.nft("delete table ip t\n")
-        world.end(server)
 
 
 def redirect(world, net):
@@ -297,6 +364,33 @@ def bad_directories(world, net):
                 uid=23001 if name == "foreign" else 0)), "meet_dir")
     finally:
         run("umount", folder / "readonly", folder / "full", check=False)
+
+
+def silent_file_system(world, net):
+    """A directory whose server never answers (FUSE) is not asked anything."""
+    world.serve(f"{net.name}1")
+    folder = world.folder / "silent"
+    folder.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        device = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        print(f"    SKIPPED: silent_file_system: {error}")
+        return
+    try:
+        options = f"fd={device},rootmode=41777,user_id=0,group_id=0,allow_other"
+        if libc.mount(b"silent", bytes(folder), b"fuse", 0, options.encode()) != 0:
+            print("    SKIPPED: silent_file_system: no FUSE can be mounted")
+            return
+        call = world.call(f"{net.name}2", f"{net.subnet}.1", meet=folder)
+        try:
+            on_tcp(world.finish(call), "meet_dir")
+        except subprocess.TimeoutExpired:
+            raise AssertionError("a call waits for the file system") from None
+    finally:
+        # This ends whoever waits for an answer.
+        os.close(device)
+        libc.umount2(bytes(folder), 2)
 
 
 def deleted_directory(world, net):
@@ -377,7 +471,26 @@ def squatters(world, net):
         one.close()
 
 
-def frozen(world, net):
+def others_dead_names(world, net):
+    """In a sticky directory nobody removes the names that killed processes of
+    another user have left.  Three of them cost nothing, four cost the lane."""
+    world.serve(f"{net.name}1")
+    port = 40020
+    for taken in (3, 4):
+        for place in range(taken):
+            name = name_of(world.meet, f"{net.subnet}.2", port, place)
+            left = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            left.bind(str(name))
+            left.close()
+            os.chown(name, 23009, 23009)
+        stats = world.finish(world.call(f"{net.name}2", f"{net.subnet}.1",
+                                        connections=1, source=port, rounds=200,
+                                        uid=23001))
+        on_lanes(stats, 1) if taken == 3 else on_tcp(stats, "meet_dir")
+        port += 1
+
+
+def stopped(world, net):
     """A stopped container is waited for, as over TCP, and goes on."""
     server = world.serve(f"{net.name}1")
     call = world.call(f"{net.name}2", f"{net.subnet}.1", rounds=300)
@@ -387,6 +500,63 @@ def frozen(world, net):
     assert call.poll() is None, call.stdout.read()
     run("pkill", "-CONT", "-s", str(server.pid), check=False)
     on_lanes(world.finish(call), 8)
+
+
+def new_cgroup():
+    """Makes a cgroup, or returns None where this host has none of version 2."""
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        if after.split()[0] != "cgroup2":
+            continue
+        group = pathlib.Path(before.split()[4]) / f"rcsock-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / "cgroup.freeze").exists() and (group / "cgroup.kill").exists():
+            return group
+        group.rmdir()
+    return None
+
+
+def frozen(world, net):
+    """The cgroup's freezer: as a stopped container.  Connections that begin while
+    their server is frozen are answered, too.  To kill the cgroup is kill -9."""
+    group = new_cgroup()
+    if group is None:
+        print("    SKIPPED: frozen: no cgroup v2 can be made here")
+        return
+    try:
+        server = world.serve(f"{net.name}1", group=group)
+        call = world.call(f"{net.name}2", f"{net.subnet}.1", rounds=300)
+        time.sleep(1)
+        (group / "cgroup.freeze").write_text("1")
+        until = time.monotonic() + 10
+        while "frozen 1" not in (group / "cgroup.events").read_text():
+            assert time.monotonic() < until, "the server does not freeze"
+            time.sleep(0.01)
+        late = world.call(f"{net.name}2", f"{net.subnet}.1", rounds=200)
+        time.sleep(2)
+        assert call.poll() is None and late.poll() is None, "a client has ended"
+        (group / "cgroup.freeze").write_text("0")
+        on_lanes(world.finish(call), 8)
+        on_lanes(world.finish(late), 8)
+        for freeze in (False, True):
+            call = world.call(f"{net.name}2", f"{net.subnet}.1", rounds=100000)
+            time.sleep(1)
+            if freeze:
+                (group / "cgroup.freeze").write_text("1")
+            (group / "cgroup.kill").write_text("1")
+            out, _ = call.communicate(timeout=60)
+            assert call.returncode != 0 and ("ended" in out or "reset" in out), out
+            server.wait()
+            (group / "cgroup.freeze").write_text("0")
+            if not freeze:
+                server = world.serve(f"{net.name}1", group=group)
+    finally:
+        (group / "cgroup.kill").write_text("1")
+        world.end_all()
+        group.rmdir()
 
 
 def twins(world, net):
@@ -403,8 +573,9 @@ def twins(world, net):
             print(f"    turn {turn}: {all_lanes} of 2 on lanes")
 
 
-CASES = [direct, users, redis, address_translation, masquerade, redirect, unset,
-         one_end_plain, bad_directories, deleted_directory, killed, squatters, frozen,
+CASES = [direct, users, redis, address_translation, socket_balancing, ipv6, masquerade,
+         redirect, unset, one_end_plain, bad_directories, silent_file_system,
+         deleted_directory, killed, squatters, others_dead_names, stopped, frozen,
          twins]
 
 

@@ -6,6 +6,7 @@ usage: talk.py serve ADDRESS PORT
 
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -13,7 +14,11 @@ import time
 
 
 def serve(address, port):
-    listener = socket.create_server((address, port), backlog=512)
+    # The first process of a PID namespace has no default for this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family, backlog=512,
+                                    dualstack_ipv6=family == socket.AF_INET6)
     print("ready", flush=True)
     while True:
         connection, _ = listener.accept()
@@ -47,12 +52,14 @@ def exchange(connection, text):
 def call(address, port, count, rounds, pause, word, source=0):
     connections = []
     for _ in range(count):
-        one = socket.socket()
+        one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if source:
             one.bind(("", source))
         one.settimeout(20)
         one.connect((address, port))
+        if one.getpeername()[:2] != (address, port):
+            raise SystemExit(f"called {address}, is with {one.getpeername()}")
         one.settimeout(None)
         connections.append(one)
     for turn in range(rounds):

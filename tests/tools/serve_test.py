@@ -132,6 +132,11 @@ def test_answers():
     check(server.raw(b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
           .startswith(b"HTTP/1.1 405 "))
     check(server.raw(b"GET /metrics HTTP/1.0\r\n\r\n").count(b"HTTP/1.1 200") == 1)
+    # What a proxy sends.
+    for uri, status in ((b"http://a:1/metrics", b"200"), (b"http://a/metrics?x", b"200"),
+                        (b"http://a/x", b"404"), (b"http://a", b"404"), (b"http:///metrics", b"200"),
+                        (b"ftp://a/metrics", b"404"), (b"/http://a/metrics", b"404")):
+        check(server.raw(b"GET " + uri + b" HTTP/1.1\r\nHost: a\r\n\r\n").startswith(b"HTTP/1.1 " + status), uri)
     server.end()
 
 

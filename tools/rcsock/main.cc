@@ -135,7 +135,7 @@ void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
   run->add_option("--stats", options->stats,
                   "Each process writes its counters here (JSON) when it\n"
                   "exits or SIGHUP, SIGINT or SIGTERM ends it; %p stands\n"
-                  "for its pid")
+                  "for its pid, %h for the name of its host or container")
       ->type_name("FILE");
   run->add_option("--log", options->log,
                   "On stderr, 1: promotions, demotions, failures, and why\n"
@@ -144,7 +144,8 @@ void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
       ->type_name("N");
   run->add_option("--log-file", options->log_file,
                   "The same at the end of this file (--log 1, unless given);\n"
-                  "%p stands for the pid of each process")
+                  "%p stands for the pid of each process, %h for the name\n"
+                  "of its host or container")
       ->type_name("FILE");
   run->add_option("command", options->command, "The command and its arguments")
       ->required()

@@ -36,6 +36,16 @@ constexpr std::chrono::seconds kPatience{10};
 constexpr std::chrono::seconds kFresh{1};  // how old a page may be
 constexpr std::chrono::milliseconds kRest{100};
 
+// Returns the path of a request.  A client behind a proxy sends a whole URI.
+beast::string_view PathOf(beast::string_view target) {
+  constexpr beast::string_view kScheme = "http://";
+  if (target.substr(0, kScheme.size()) == kScheme) {
+    const auto path = target.find('/', kScheme.size());
+    target = path == target.npos ? "/" : target.substr(path);
+  }
+  return target.substr(0, target.find('?'));
+}
+
 // The page. A flood of requests does not make it more often.
 class Kept {
  public:
@@ -82,11 +92,11 @@ class Client : public std::enable_shared_from_this<Client> {
     response_.version(11);
     response_.keep_alive(false);
     response_.set(http::field::content_type, "text/plain; charset=utf-8");
-    const auto target = request.target();
+    const auto path = PathOf(request.target());
     if (request.method() != http::verb::get) {
       response_.result(http::status::method_not_allowed);
       response_.set(http::field::allow, "GET");
-    } else if (target.substr(0, target.find('?')) != "/metrics") {
+    } else if (path != "/metrics") {
       response_.result(http::status::not_found);
       response_.body() = "see /metrics\n";
     } else {
