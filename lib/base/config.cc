@@ -179,10 +179,13 @@ void ReadFabric() {
 void ReadInPlace(const char* text) {
   if (std::strcmp(text, "off") == 0) {
     config.in_place = InPlace::kOff;
+  } else if (std::strcmp(text, "any") == 0) {
+    config.in_place = InPlace::kAny;
   } else if (std::strcmp(text, "always") == 0) {
     config.in_place = InPlace::kAlways;
   } else if (std::strcmp(text, "auto") != 0) {
-    Log("RCSOCK_RECV_IN_PLACE=%s is none of auto, off, always: ignored", text);
+    Log("RCSOCK_RECV_IN_PLACE=%s is none of auto, any, off, always: ignored",
+        text);
   }
 }
 

@@ -29,7 +29,8 @@ constexpr const char* kVariables[] = {
 // Where a waiting receive lets the peer's device write to its memory.
 enum class InPlace : std::uint8_t {
   kOff,
-  kAuto,    // on hardware, where it is worth it
+  kAuto,    // on hardware, where it is worth it, to registered memory
+  kAny,     // ... to any memory
   kAlways,  // on any device that can, from the least length on
 };
 
@@ -61,7 +62,7 @@ struct Config {
   // RCSOCK_IO_URING=lane: rcsock carries out the requests of io_uring on
   // streams. By default such streams go to TCP.
   bool carry_rings = false;
-  // RCSOCK_RECV_IN_PLACE: off, auto or always.
+  // RCSOCK_RECV_IN_PLACE: off, auto, any or always.
   InPlace in_place = InPlace::kAuto;
   // RCSOCK_PEERS: other users with whose processes shared memory may be used
   // (uids, with commas between).

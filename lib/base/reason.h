@@ -63,7 +63,9 @@ namespace rcsock::base {
   X(kOtherNamespace, "other_namespace",                                       \
     "the peer may be in another network namespace of this host")              \
   X(kTranslated, "translated_address",                                        \
-    "the peer has the gateway's address: translation may hide it")
+    "the peer has the gateway's address: translation may hide it")            \
+  X(kDeviceFull, "device_full",                                               \
+    "a limit of the RDMA device, or of its cgroup, is reached")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

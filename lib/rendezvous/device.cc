@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/log.h"
+#include "lib/lane/rdma/refusal.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rdma.h"
 
@@ -53,9 +54,7 @@ base::Reason VerbsReason(const verbs::Error& error) {
     case ENFILE:
       return base::Reason::kNoFds;
     case ENOMEM:
-      return error.call != nullptr && std::strcmp(error.call, "ibv_reg_mr") == 0
-                 ? base::Reason::kMemlock
-                 : base::Reason::kNoMemory;
+      return lane::rdma::ReasonOf(error);
     case ENODEV:
     case EADDRNOTAVAIL:
     case ENETUNREACH:

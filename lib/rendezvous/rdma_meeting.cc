@@ -504,7 +504,12 @@ void RdmaMeeting::Progress() {
   // The connecting end sends first, as iWARP demands.
   if (!ready_sent_ &&
       (session_->role() == stream::Role::kConnector || peer_ready)) {
-    if (!lane->SendReady()) return OnLost(base::Reason::kLaneError);
+    if (!lane->SendReady()) {
+      // The lane knows more where it found no memory.
+      const base::Reason why = lane->State();
+      return OnLost(why != base::Reason::kNone ? why
+                                               : base::Reason::kLaneError);
+    }
     ready_sent_ = true;
     // Here a message may stay unread until the next one comes.  So only the
     // peer's own READY tells that it receives.

@@ -99,6 +99,11 @@ const char* LoadCalls() {
   // other pages than the device has. On later kernels this does nothing.
   int (*fork_init)() = nullptr;
   if (Find(cm, verbs, "ibv_fork_init", &fork_init)) fork_init();
+  ibv_fork_status (*initialized)() = nullptr;
+  free_of_forks.store(
+      Find(cm, verbs, "ibv_is_fork_initialized", &initialized) &&
+          initialized() == IBV_FORK_UNNEEDED,
+      std::memory_order_relaxed);
   g_of_parent = false;
   return nullptr;
 }

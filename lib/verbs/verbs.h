@@ -36,6 +36,9 @@ void ForkChild();
 // Counts the calls of ForkChild. A thread that comes back from a handler that
 // forked finds it changed.
 inline constinit std::atomic<unsigned> forks{0};
+// Whether a child of fork has its own copy of registered memory. Elsewhere
+// libibverbs hides that memory's pages from the child (ibv_fork_init).
+inline constinit std::atomic<bool> free_of_forks{false};
 
 template <class T>
 struct Release {

@@ -326,12 +326,22 @@ def model_tables(program):
         paces.setdefault(int(record), {})[int(part)] = rate, short, long
     rows = [[f"{record} KiB" + now(record << 10, 1 / 4), of[2][0], *of[4]]
             for record, of in paces.items()]
+    locks = re.findall(r"^locks, (.+): ([\d.]+) ([\d.]+) ([\d.]+) ([\d.]+), "
+                       r"receives posted ([\d.]+), (\d+) ns a way, ([\d.]+) a us$",
+                       said, re.M)
+    least = int(locks[0][6])
+    locks = [[way, *map(number, map(float, counts)), posted,
+              f"{int(ns):,} ({int(ns) / least - 1:+.1%})", rate]
+             for way, *counts, posted, ns, rate in locks]
     return {
         "model": table(["link", "bound", "a stream, GB/s", "64 KiB, us",
                         "256 KiB, us", "1 MiB, us"], links.values()),
         "model records": table(["record", "a stream, GB/s, credit at half",
                                 "credit at a quarter", "64 KiB, us",
                                 "1 MiB, us"], rows),
+        "model locks": table(["", "send queue", "register", "CQ", "receives",
+                              "calls that post receives", "one way, ns",
+                              "messages a us"], locks),
     }
 
 

@@ -37,7 +37,7 @@ namespace fake_device {
   X(strict_keys)                                                       \
   X(refused_keys)                                                      \
   X(refused_inline) /* QPs that asked for too much inline data */      \
-  X(refused_limits) /* CQs, SRQs and MRs that were too many */         \
+  X(refused_limits) /* CQs, SRQs, MRs and QPs that were too many */    \
   X(overruns)       /* of a CQ */                                      \
   X(async_events)   /* told */                                         \
   X(of_parent)      /* objects of the parent's used in a child */      \

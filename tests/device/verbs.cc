@@ -655,6 +655,7 @@ ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) {
     return nullptr;
   }
   if (state->qps.size() >= static_cast<std::size_t>(options.max_qp)) {
+    Count(&Counts::refused_limits);
     errno = ENOMEM;
     return nullptr;
   }

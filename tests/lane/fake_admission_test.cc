@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/lane/rdma/refusal.h"
 #include "tests/lane/fake_pair.h"
 
 namespace rcsock::lane::test {
@@ -23,7 +24,7 @@ TEST(Admission, EndsWhereTheDeviceDoes) {
   side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
   ASSERT_NE(side.domain, nullptr);
   EXPECT_EQ(side.domain->CreateLane(verbs.NewId(), 2, &why, &error), nullptr);
-  EXPECT_EQ(why, base::Reason::kTooMany);
+  EXPECT_EQ(why, base::Reason::kDeviceFull);
 }
 
 // A send queue that would never have room for a Post.
@@ -111,7 +112,7 @@ TEST(Admission, ShareQueuesWhereNoMoreCanBeMade) {
     // Four each: there is room for no more.
     EXPECT_EQ(side.domain->CreateLane(verbs.NewId(), 10, &why, &error),
               nullptr);
-    EXPECT_EQ(why, base::Reason::kMemlock);
+    EXPECT_EQ(why, base::Reason::kDeviceFull);
     EXPECT_EQ(error.code, ENOMEM);
   }
   EXPECT_EQ(verbs.counts().objects, 0);
@@ -209,8 +210,8 @@ TEST(Admission, QueuesCountAsPinned) {
 // What is refused for another reason than its inline size is refused once.
 TEST(Admission, NoMoreQueuePairs) {
   for (const auto& [code, expected] :
-       {std::pair{EAGAIN, base::Reason::kTooMany},
-        std::pair{ENOMEM, base::Reason::kMemlock},
+       {std::pair{EAGAIN, base::Reason::kDeviceFull},
+        std::pair{ENOMEM, base::Reason::kDeviceFull},
         std::pair{EIO, base::Reason::kRdmaError}}) {
     FakeVerbs::Options options;
     options.qp_error = code;
@@ -224,6 +225,21 @@ TEST(Admission, NoMoreQueuePairs) {
     EXPECT_EQ(error.code, code);
     EXPECT_EQ(verbs.counts().refused_qps, 1) << code;
   }
+}
+
+// ENOMEM is the limit of locked memory only where the process is near it.
+TEST(Admission, LockedMemoryOrTheDevice) {
+  constexpr std::size_t kMib = 1 << 20;
+  EXPECT_FALSE(
+      rdma::MayBeMemlock("VmLck: 0 kB\nVmPin:\t       0 kB\n", 8 * kMib));
+  EXPECT_FALSE(rdma::MayBeMemlock("a\nVmPin:\t    6000 kB\nb", 8 * kMib));
+  EXPECT_TRUE(rdma::MayBeMemlock("a\nVmPin:\t    7500 kB\nb", 8 * kMib));
+  EXPECT_TRUE(rdma::MayBeMemlock("a\nVmPin:\t    8192 kB\nb", 8 * kMib));
+  EXPECT_FALSE(rdma::MayBeMemlock("a\nVmPin:\t    8196 kB\nb", 8 * kMib));
+  EXPECT_TRUE(rdma::MayBeMemlock("a\nVmPin:\t       0 kB\nb", 65536));
+  EXPECT_TRUE(rdma::MayBeMemlock("", 8 * kMib));
+  verbs::Error error{"mmap", ENOMEM, {}};
+  EXPECT_EQ(rdma::ReasonOf(error), base::Reason::kNoMemory);
 }
 
 // siw's limit is found by asking; the second QP asks for what it is.

@@ -14,6 +14,9 @@ namespace rcsock::lane::test {
 namespace {
 // Credit words and targets, which their reader may look at meanwhile.
 constexpr std::size_t kWords = 32;
+
+// What a completion that has failed does not tell (ibv_poll_cq(3)).
+void Poison(ibv_wc* wc) { std::memset(wc, 0xa5, sizeof(*wc)); }
 }  // namespace
 
 FakeVerbs* FakeVerbs::g_fake = nullptr;
@@ -196,6 +199,7 @@ void FakeVerbs::Rest() {
     ++g_fake->counts_.objects;
     ++g_fake->counts_.queues;
     auto* srq = new Srq{};
+    g_fake->srqs_.insert(srq);
     srq->srq.context = pd->context;
     srq->srq.pd = pd;
     srq->queue.size = attr->attr.max_wr;
@@ -204,6 +208,7 @@ void FakeVerbs::Rest() {
   calls.ibv_destroy_srq = [](ibv_srq* srq) {
     std::scoped_lock hold(g_fake->mutex_);
     --g_fake->counts_.objects;
+    g_fake->srqs_.erase(reinterpret_cast<Srq*>(srq));
     delete reinterpret_cast<Srq*>(srq);
     return 0;
   };
@@ -247,10 +252,10 @@ void FakeVerbs::Rest() {
     // As mlx5 and others do it, which also forget what these have used of the
     // SRQ.
     std::erase_if(reinterpret_cast<Cq*>(qp->qp.recv_cq)->entries,
-                  [qp](const ibv_wc& wc) {
-                    if (wc.qp_num != qp->qp.qp_num) return false;
-                    g_fake->counts_.lost_receives +=
-                        qp->qp.srq != nullptr && (wc.opcode & IBV_WC_RECV) != 0;
+                  [qp](const Entry& entry) {
+                    if (entry.wc.qp_num != qp->qp.qp_num) return false;
+                    g_fake->counts_.lost_receives += entry.srq != nullptr;
+                    g_fake->Free(entry);
                     return true;
                   });
     g_fake->counts_.lost_receives +=
@@ -258,11 +263,7 @@ void FakeVerbs::Rest() {
     for (const ibv_recv_wr& wr : qp->fetched.receives) {
       if (!g_fake->leave_stale_) break;
       ++g_fake->counts_.stale;
-      ibv_wc wc{};
-      wc.wr_id = wr.wr_id;
-      wc.qp_num = qp->qp.qp_num;
-      wc.status = IBV_WC_WR_FLUSH_ERR;
-      reinterpret_cast<Cq*>(qp->qp.recv_cq)->stale.push_back(wc);
+      reinterpret_cast<Cq*>(qp->qp.recv_cq)->stale.push_back(Flushed(qp, wr));
     }
     std::erase_if(g_fake->events_, [qp](const ibv_async_event& event) {
       return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED &&
@@ -352,7 +353,16 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
   std::scoped_lock hold(g_fake->mutex_);
   auto* qp = reinterpret_cast<Qp*>(base);
   ++g_fake->counts_.posts;
+  if (!g_fake->time_.lane_domains) {
+    g_fake->Lock(&g_fake->counts_.send_locks);
+    g_fake->Lock(&g_fake->counts_.register_locks);
+  }
   for (; wr != nullptr; wr = wr->next) {
+    if (g_fake->takes_sends_ == 0) {
+      *bad = wr;
+      return ENOMEM;
+    }
+    if (g_fake->takes_sends_ > 0) --g_fake->takes_sends_;
     ++g_fake->counts_.requests;
     Work work{};
     work.from = qp;
@@ -417,7 +427,7 @@ void FakeVerbs::Advance(double until) {
       const Ack ack = acks_.front();
       acks_.pop_front();
       if (qps_.contains(ack.to)) {
-        Complete(reinterpret_cast<Cq*>(ack.to->qp.send_cq), ack.wc);
+        Complete(reinterpret_cast<Cq*>(ack.to->qp.send_cq), ack.entry);
       }
       continue;
     }
@@ -485,16 +495,16 @@ bool FakeVerbs::Put(std::uint64_t address, std::uint32_t key, const void* data,
   return true;
 }
 
-void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc, bool solicited) {
+void FakeVerbs::Complete(Cq* cq, const Entry& entry, bool solicited) {
   if (cq->entries.size() >= static_cast<std::size_t>(cq->cq.cqe)) {
     ++counts_.overruns;
   }
-  cq->entries.push_back(wc);
-  for (const ibv_wc& late : std::exchange(cq->stale, {})) {
+  cq->entries.push_back(entry);
+  for (const Entry& late : std::exchange(cq->stale, {})) {
     cq->entries.push_back(late);
   }
   const bool wakes = !options_.solicits || !cq->solicited || solicited ||
-                     wc.status != IBV_WC_SUCCESS;
+                     entry.wc.status != IBV_WC_SUCCESS;
   if (!cq->armed || !wakes) return;
   cq->armed = false;
   ++counts_.events;
@@ -504,6 +514,45 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc, bool solicited) {
   } else {
     Tell(cq);
   }
+}
+
+FakeVerbs::Entry FakeVerbs::Sent(Qp* qp, const Work& work,
+                                 ibv_wc_status status) {
+  Entry entry{};
+  if (status != IBV_WC_SUCCESS) Poison(&entry.wc);
+  entry.wc.wr_id = work.wr_id;
+  entry.wc.qp_num = qp->qp.qp_num;
+  entry.wc.status = status;
+  entry.sends = 1 + std::exchange(qp->done, 0);
+  return entry;
+}
+
+FakeVerbs::Entry FakeVerbs::Flushed(const Qp* qp, const ibv_recv_wr& wr) {
+  Entry entry{};
+  Poison(&entry.wc);
+  entry.wc.wr_id = wr.wr_id;
+  entry.wc.qp_num = qp->qp.qp_num;
+  entry.wc.status = IBV_WC_WR_FLUSH_ERR;
+  entry.receive = true;
+  entry.srq = reinterpret_cast<Srq*>(qp->qp.srq);
+  return entry;
+}
+
+void FakeVerbs::Free(const Entry& entry) {
+  if (entry.srq != nullptr) {
+    if (srqs_.contains(entry.srq)) --entry.srq->queue.taken;
+    return;
+  }
+  for (Qp* qp : qps_) {
+    if (qp->qp.qp_num != entry.wc.qp_num) continue;
+    qp->outstanding -= entry.sends;
+    if (entry.receive) --qp->own.taken;
+  }
+}
+
+void FakeVerbs::Lock(int* count) {
+  ++*count;
+  if (options_.timed) now_ += time_.lock;
 }
 
 void FakeVerbs::Tell(const Cq* cq) {
@@ -541,23 +590,30 @@ bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
   const ibv_sge sge = queue.sges.front();
   queue.receives.pop_front();
   queue.sges.pop_front();
-  ibv_wc wc{};
+  Entry entry{};
+  entry.receive = true;
+  entry.srq = reinterpret_cast<Srq*>(to->qp.srq);
+  // What has been fetched counts already.
+  if (&queue != &to->fetched) ++queue.taken;
+  ibv_wc& wc = entry.wc;
   wc.wr_id = wr.wr_id;
   wc.qp_num = to->qp.qp_num;
   wc.status = IBV_WC_SUCCESS;
+  // As of a packet over a router, such as all of RoCE's are.
+  wc.wc_flags = IBV_WC_GRH;
+  wc.byte_len = length;
   if (sent != nullptr) {
     wc.opcode = IBV_WC_RECV;
-    wc.byte_len = length;
     if (sge.length != 0) {
       if (length > sge.length) return false;
       std::memcpy(reinterpret_cast<void*>(sge.addr), sent, length);
     }
   } else {
     wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
-    wc.wc_flags = IBV_WC_WITH_IMM;
+    wc.wc_flags |= IBV_WC_WITH_IMM;
     wc.imm_data = imm;
   }
-  Complete(reinterpret_cast<Cq*>(to->qp.recv_cq), wc, solicited);
+  Complete(reinterpret_cast<Cq*>(to->qp.recv_cq), entry, solicited);
   Fetch(to);
   return true;
 }
@@ -613,13 +669,13 @@ bool FakeVerbs::Apply(Work& work) {
     }
     Land(to, true);
     ++counts_.writes;
-    return Receive(to, work.imm, nullptr, 0, work.solicited);
+    return Receive(to, work.imm, nullptr, work.length, work.solicited);
   }
   if (!Put(work.address, work.key, data, work.length)) return false;
   if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return true;
   ++counts_.writes;
   if (work.length == 0) ++counts_.empty;
-  return Receive(to, work.imm, nullptr, 0, work.solicited);
+  return Receive(to, work.imm, nullptr, work.length, work.solicited);
 }
 
 bool FakeVerbs::Step() {
@@ -630,23 +686,20 @@ bool FakeVerbs::Step() {
   Work work = std::move(queue_.front());
   queue_.pop_front();
   Qp* qp = work.from;
-  ibv_wc wc{};
-  wc.wr_id = work.wr_id;
-  wc.qp_num = qp->qp.qp_num;
-  if (qp->failed) {
-    wc.status = IBV_WC_WR_FLUSH_ERR;
-  } else if (!Apply(work)) {
-    wc.status = IBV_WC_RETRY_EXC_ERR;
+  const ibv_wc_status status = qp->failed    ? IBV_WC_WR_FLUSH_ERR
+                               : Apply(work) ? IBV_WC_SUCCESS
+                                             : IBV_WC_RETRY_EXC_ERR;
+  if (status == IBV_WC_SUCCESS && !work.signalled) {
+    ++qp->done;
+    return true;
   }
-  --qp->outstanding;
-  if (options_.timed && wc.status == IBV_WC_SUCCESS) {
-    if (work.signalled) {
-      acks_.push_back({work.arrives + time_.one_way, qp, wc});
-    }
-  } else if (wc.status != IBV_WC_SUCCESS || work.signalled) {
-    Complete(reinterpret_cast<Cq*>(qp->qp.send_cq), wc);
+  const Entry entry = Sent(qp, work, status);
+  if (options_.timed && status == IBV_WC_SUCCESS) {
+    acks_.push_back({work.arrives + time_.one_way, qp, entry});
+  } else {
+    Complete(reinterpret_cast<Cq*>(qp->qp.send_cq), entry);
   }
-  if (wc.status != IBV_WC_SUCCESS && !qp->failed) FailQp(qp);
+  if (status != IBV_WC_SUCCESS && !qp->failed) FailQp(qp);
   return true;
 }
 
@@ -670,17 +723,14 @@ bool FakeVerbs::Queue::Take(Queue* to) {
   to->sges.push_back(sges.front());
   receives.pop_front();
   sges.pop_front();
+  ++taken;
   return true;
 }
 
 void FakeVerbs::FlushFetched(Qp* qp) {
   if (!std::exchange(qp->flushes, false)) return;
   for (const ibv_recv_wr& wr : qp->fetched.receives) {
-    ibv_wc wc{};
-    wc.wr_id = wr.wr_id;
-    wc.qp_num = qp->qp.qp_num;
-    wc.status = IBV_WC_WR_FLUSH_ERR;
-    Complete(reinterpret_cast<Cq*>(qp->qp.recv_cq), wc);
+    Complete(reinterpret_cast<Cq*>(qp->qp.recv_cq), Flushed(qp, wr));
   }
   qp->fetched = {};
   if (!options_.reports_last_wqe) return;
@@ -699,12 +749,8 @@ void FakeVerbs::FailQp(Qp* qp) {
       left.push_back(std::move(work));
       continue;
     }
-    ibv_wc wc{};
-    wc.wr_id = work.wr_id;
-    wc.qp_num = qp->qp.qp_num;
-    wc.status = IBV_WC_WR_FLUSH_ERR;
-    --qp->outstanding;
-    Complete(reinterpret_cast<Cq*>(qp->qp.send_cq), wc);
+    Complete(reinterpret_cast<Cq*>(qp->qp.send_cq),
+             Sent(qp, work, IBV_WC_WR_FLUSH_ERR));
   }
   queue_.swap(left);
   Flush(qp);
@@ -713,11 +759,8 @@ void FakeVerbs::FailQp(Qp* qp) {
 
 void FakeVerbs::Flush(Qp* qp) {
   for (const ibv_recv_wr& wr : qp->own.receives) {
-    ibv_wc wc{};
-    wc.wr_id = wr.wr_id;
-    wc.qp_num = qp->qp.qp_num;
-    wc.status = IBV_WC_WR_FLUSH_ERR;
-    Complete(reinterpret_cast<Cq*>(qp->qp.recv_cq), wc);
+    ++qp->own.taken;
+    Complete(reinterpret_cast<Cq*>(qp->qp.recv_cq), Flushed(qp, wr));
   }
   qp->own.receives.clear();
   qp->own.sges.clear();
@@ -772,6 +815,21 @@ void FakeVerbs::DeliverOnArm(std::size_t writes) {
   on_arm_ = writes;
 }
 
+void FakeVerbs::FailPoll(int completions) {
+  std::scoped_lock lock(mutex_);
+  fail_poll_ = completions;
+}
+
+void FakeVerbs::RefuseSends(int after) {
+  std::scoped_lock lock(mutex_);
+  takes_sends_ = after;
+}
+
+void FakeVerbs::RefuseReceives(int calls) {
+  std::scoped_lock lock(mutex_);
+  refuse_receives_ = calls;
+}
+
 void FakeVerbs::RefuseArms() {
   std::scoped_lock lock(mutex_);
   refuse_arms_ = true;
@@ -802,12 +860,28 @@ bool FakeVerbs::Send(rdma_cm_id* from, const std::string& bytes) {
 int FakeVerbs::PollCq(ibv_cq* base, int most, ibv_wc* out) {
   std::scoped_lock hold(g_fake->mutex_);
   auto* cq = reinterpret_cast<Cq*>(base);
+  const Time& time = g_fake->time_;
+  Counts& counts = g_fake->counts_;
+  int locks = 0;
+  if (!time.unlocked_polls) g_fake->Lock(&locks);
+  // As mlx5, mlx4 and hns do it: what it has taken by then is lost.
+  const int fails = g_fake->fail_poll_;
+  const bool fail =
+      fails != 0 && static_cast<std::size_t>(fails) <= cq->entries.size();
   int n = 0;
-  while (n < most && !cq->entries.empty()) {
-    out[n++] = cq->entries.front();
+  while (n < (fail ? fails : most) && !cq->entries.empty()) {
+    const Entry entry = cq->entries.front();
     cq->entries.pop_front();
+    out[n++] = entry.wc;
+    g_fake->Free(entry);
+    // The provider gives the place of a shared receive back.
+    if (entry.srq != nullptr && !time.shared_domains) {
+      g_fake->Lock(&counts.receive_locks);
+    }
   }
-  return n;
+  if (n != 0) counts.cq_locks += locks;
+  if (fail) g_fake->fail_poll_ = 0;
+  return fail ? -2 : n;
 }
 
 int FakeVerbs::Arm(ibv_cq* base, int solicited) {
@@ -834,7 +908,7 @@ int FakeVerbs::Arm(ibv_cq* base, int solicited) {
 
 int FakeVerbs::Queue::Post(ibv_recv_wr* wr, ibv_recv_wr** bad) {
   for (; wr != nullptr; wr = wr->next) {
-    if (receives.size() >= size) {
+    if (receives.size() + taken >= size) {
       *bad = wr;
       return ENOMEM;
     }
@@ -844,15 +918,33 @@ int FakeVerbs::Queue::Post(ibv_recv_wr* wr, ibv_recv_wr** bad) {
   return 0;
 }
 
+int FakeVerbs::PostTo(Queue* queue, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+  ++counts_.receive_posts;
+  if (refuse_receives_ == 0) return queue->Post(wr, bad);
+  --refuse_receives_;
+  ibv_recv_wr* const next = std::exchange(wr->next, nullptr);
+  const int result = queue->Post(wr, bad);
+  wr->next = next;
+  if (result != 0 || next == nullptr) return result;
+  *bad = next;
+  return ENOMEM;
+}
+
 int FakeVerbs::PostShared(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) {
   std::scoped_lock hold(g_fake->mutex_);
-  return reinterpret_cast<Srq*>(base)->queue.Post(wr, bad);
+  if (!g_fake->time_.shared_domains) {
+    g_fake->Lock(&g_fake->counts_.receive_locks);
+  }
+  return g_fake->PostTo(&reinterpret_cast<Srq*>(base)->queue, wr, bad);
 }
 
 int FakeVerbs::PostReceive(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) {
   std::scoped_lock hold(g_fake->mutex_);
   auto* qp = reinterpret_cast<Qp*>(base);
-  const int result = qp->own.Post(wr, bad);
+  if (!g_fake->time_.lane_domains) {
+    g_fake->Lock(&g_fake->counts_.receive_locks);
+  }
+  const int result = g_fake->PostTo(&qp->own, wr, bad);
   if (qp->failed) g_fake->Flush(qp);
   return result;
 }

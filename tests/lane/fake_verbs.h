@@ -67,6 +67,12 @@ class FakeVerbs {
     double request = 25;
     double one_way = 1000;
     bool sender_copies = true;  // what it posts, just before
+    // A lock of the provider that no other thread holds; and which of them it
+    // does without.
+    double lock = 0;
+    bool lane_domains = false;    // a thread domain for each lane
+    bool shared_domains = false;  // ... for each shared receive queue
+    bool unlocked_polls = false;
   };
   void SetTime(const Time& time) { time_ = time; }
   // The present of whoever calls next: what it posts leaves then, and later by
@@ -107,6 +113,12 @@ class FakeVerbs {
   bool NextEvent(ibv_async_event* event);
   // No CQ can be armed from now on.
   void RefuseArms();
+  // The next poll that finds so many completions takes them, and fails.
+  void FailPoll(int completions);
+  // The device takes so many more requests, and then no more.
+  void RefuseSends(int after);
+  // The next calls that post receives take one of them, and then fail.
+  void RefuseReceives(int calls);
   // Called in each call that posts to a QP, puts it into error or destroys it,
   // by the thread that makes it: siw sends there.  (Not beside such a call.)
   void OnSend(std::function<void()> fn) { on_send_ = std::move(fn); }
@@ -140,6 +152,13 @@ class FakeVerbs {
     int queues = 0;         // SRQs that were made
     int stale = 0;          // flushes that came behind their QP
     int refused_qps = 0;    // calls of rdma_create_qp
+    int receive_posts = 0;  // calls of ibv_post_recv and ibv_post_srq_recv
+    // Locks of the provider that were taken: of send queues, of registers for
+    // doorbells, of CQs with something in them, and of queues of receives.
+    int send_locks = 0;
+    int register_locks = 0;
+    int cq_locks = 0;
+    int receive_locks = 0;
     std::set<int> vectors;  // of CQs
   };
   Counts counts();
@@ -150,10 +169,18 @@ class FakeVerbs {
     ibv_comp_channel channel;  // first; its descriptor is of a pipe
     int tell = -1;
   };
+  struct Srq;
+  // The places of what has completed are free once the program has polled it.
+  struct Entry {
+    ibv_wc wc;
+    std::uint32_t sends = 0;  // how many requests it tells of
+    bool receive = false;
+    Srq* srq = nullptr;  // the receive's; null: its QP's own queue
+  };
   struct Cq {
     ibv_cq cq;  // first
-    std::deque<ibv_wc> entries;
-    std::deque<ibv_wc> stale;  // come with the next one
+    std::deque<Entry> entries;
+    std::deque<Entry> stale;  // come with the next one
     bool armed = false;
     bool solicited = false;  // only
     int unfetched = 0;
@@ -162,6 +189,7 @@ class FakeVerbs {
     std::deque<ibv_recv_wr> receives;
     std::deque<ibv_sge> sges;
     std::size_t size = 0;
+    std::size_t taken = 0;  // receives that no poll has told of
     std::size_t limit = 0;  // of an SRQ; reports when fewer are left
     // The oldest one, to `to`.  False: there is none.
     bool Take(Queue* to);
@@ -190,7 +218,8 @@ class FakeVerbs {
     bool flushes = false;    // in error, and has not given it back
     Qp* peer = nullptr;
     bool failed = false;
-    std::uint32_t outstanding = 0;
+    std::uint32_t outstanding = 0;  // requests that no poll has told of
+    std::uint32_t done = 0;         // ... and that no completion tells of, yet
     std::uint32_t depth = 0;
   };
   struct Work {
@@ -211,7 +240,7 @@ class FakeVerbs {
   struct Ack {  // of a request, on its way back
     double arrives;
     Qp* to;
-    ibv_wc wc;
+    Entry entry;
   };
 
   static FakeVerbs* g_fake;
@@ -238,7 +267,14 @@ class FakeVerbs {
   // With what a SEND carries, or an immediate.
   bool Receive(Qp* to, std::uint32_t imm, const void* sent,
                std::uint32_t length, bool solicited = true);
-  void Complete(Cq* cq, const ibv_wc& wc, bool solicited = false);
+  void Complete(Cq* cq, const Entry& entry, bool solicited = false);
+  // Of a request at the head of its queue.
+  Entry Sent(Qp* qp, const Work& work, ibv_wc_status status);
+  static Entry Flushed(const Qp* qp, const ibv_recv_wr& wr);
+  // The program has polled it, or it goes with its QP.
+  void Free(const Entry& entry);
+  int PostTo(Queue* queue, ibv_recv_wr* wr, ibv_recv_wr** bad);
+  void Lock(int* count);
   void Tell(const Cq* cq);
   void FailQp(Qp* qp);
   void Fetch(Qp* qp);
@@ -255,6 +291,7 @@ class FakeVerbs {
   std::deque<Work> queue_;
   std::map<std::uint32_t, Mr*> mrs_;
   std::set<Qp*> qps_;
+  std::set<Srq*> srqs_;
   std::vector<std::unique_ptr<rdma_cm_id>> ids_;
   std::uint32_t next_key_ = 1;
   std::vector<std::uint32_t> free_keys_;
@@ -263,6 +300,9 @@ class FakeVerbs {
   bool held_ = false;
   std::size_t on_arm_ = 0;
   bool refuse_arms_ = false;
+  int fail_poll_ = 0;
+  int takes_sends_ = -1;  // -1: all
+  int refuse_receives_ = 0;
   bool leave_stale_ = false;
   bool hold_events_ = false;
   bool solicit_ = true;

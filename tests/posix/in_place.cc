@@ -84,6 +84,29 @@ Case case_some(
       Log("all there");
     });
 
+// Long enough for RCSOCK_RECV_IN_PLACE=any.
+Case case_any(
+    "in_place_any", [](int fd) { Answers(fd, 6, 5 * kLarge); },
+    [](int fd) {
+      Bytes to(6 * kLarge);
+      for (int i = 0; i < 6; ++i) {
+        SendAll(fd, "?", 1);
+        std::size_t got = 0;
+        while (got < 5 * kLarge) {
+          const bool all = i % 2 == 0;
+          const std::size_t room = all ? 5 * kLarge : to.size() - got;
+          const ssize_t n =
+              ::recv(fd, to.data() + got, room, all ? MSG_WAITALL : 0);
+          CHECK_THAT(n > 0);
+          got += static_cast<std::size_t>(n);
+        }
+        CHECK_THAT(got == 5 * kLarge);
+        CHECK_THAT(IsPattern(static_cast<std::uint64_t>(i), 0, to.data(), got));
+        std::fill(to.begin(), to.end(), 0xee);
+      }
+      Log("all there");
+    });
+
 // A stream, of which a call takes what it likes, and vectors.
 Case case_stream(
     "in_place_stream", [](int fd) { SendPattern(fd, 9, 24 * kLarge); },

@@ -18,6 +18,7 @@
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/queue_bytes.h"
 #include "lib/lane/rdma/rdma_poller.h"
+#include "lib/lane/rdma/refusal.h"
 #include "lib/lane/rdma/user_memory.h"
 
 namespace rcsock::lane::rdma {
@@ -191,17 +192,6 @@ class DeviceDomain final : public Domain {
       std::make_shared<std::atomic<std::uint32_t>>(0);
 };
 
-base::Reason ReasonOf(const verbs::Error& error) {
-  switch (error.code) {
-    case ENOMEM:
-      return base::Reason::kMemlock;
-    case EAGAIN:  // the limits of the rdma cgroup
-      return base::Reason::kTooMany;
-    default:
-      return base::Reason::kRdmaError;
-  }
-}
-
 bool DeviceDomain::OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
                                verbs::Error* error) {
   receives->reset(new (std::nothrow) Receives);
@@ -223,7 +213,7 @@ bool DeviceDomain::Admit(int bell, QpLaneParts* parts, base::Reason* why,
   parts->poller = Poller(bell, error);
   if (parts->poller != nullptr) parts->set = parts->poller->Admit(true, error);
   if (parts->set != nullptr) return true;
-  *why = !*error                 ? base::Reason::kTooMany
+  *why = !*error                 ? base::Reason::kDeviceFull
          : error->code == EMFILE ? base::Reason::kNoFds
                                  : ReasonOf(*error);
   // A poller that is another bell's in the first place is better than none.
@@ -288,7 +278,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
                                                    verbs::Error* error) {
   *error = {};
   if (limits_.send_depth < kLeastSendDepth) {
-    *why = base::Reason::kTooMany;
+    *why = base::Reason::kDeviceFull;
     return nullptr;
   }
   QpLaneParts parts;

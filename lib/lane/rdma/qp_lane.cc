@@ -12,6 +12,7 @@
 #include "lib/base/no_sigpipe.h"
 #include "lib/lane/rdma/chain.h"
 #include "lib/lane/rdma/deferred.h"
+#include "lib/lane/rdma/refusal.h"
 
 namespace rcsock::lane::rdma {
 
@@ -148,7 +149,7 @@ void QpLane::SetPeer(const Offer& offer) {
   if (!block) {
     RCSOCK_LOG(1, "rdma: no send buffer of %u bytes: %s: %d", offer.bytes,
                error.call, error.code);
-    Lost(base::Reason::kNoMemory);
+    Lost(ReasonOf(error));
     return;
   }
   base::LatchGuard hold(post_latch_);

@@ -403,11 +403,30 @@ void RdmaPoller::Fired(CqSet* set) {
   ++events_;
 }
 
+// A provider that fails has taken completions, and tells none of them (mlx5,
+// mlx4 and hns do so). The next message of a lane would be taken for a lost
+// one.
+void RdmaPoller::LoseCompletions(CqSet* set, int error) {
+  if (!std::exchange(set->broken, true)) {
+    RCSOCK_LOG(1, "rdma: %s: ibv_poll_cq: error %d", context_->device->name,
+               error);
+  }
+  for (const Entry& entry : table_) {
+    if (entry.lane != nullptr && entry.lane->set_ == set) {
+      entry.lane->AcceptNoMore(base::Reason::kLaneError);
+    }
+  }
+}
+
 int RdmaPoller::PollSet(CqSet* set) {
   ibv_wc wc[kBatch];
   const int n = ibv_poll_cq(set->cq.get(), kBatch, wc);
-  if (n <= 0) return 0;
+  if (n == 0) return 0;
   if (set->armed) Fired(set);
+  if (n < 0) [[unlikely]] {
+    LoseCompletions(set, n);
+    return 0;
+  }
   if (set->watch.empty() && MustTell(set, wc, n)) set->watch.Came();
   for (int i = 0; i < n; ++i) Handle(set, wc[i]);
   return n;

@@ -33,9 +33,10 @@ struct CqSet {
   bool armed = false;          // and no completion taken since
   bool solicited = false;      // ... for solicited completions only
   bool fired = false;          // armed, and completions taken since
-  bool broken = false;         // it has lost an event: takes no new lane
-  EventWatch watch;            // not with Limits::lazy_events
-  std::uint32_t unacked = 0;   // events not yet acknowledged
+  // It has lost an event or completions: takes no new lane.
+  bool broken = false;
+  EventWatch watch;           // not with Limits::lazy_events
+  std::uint32_t unacked = 0;  // events not yet acknowledged
 };
 
 // Where the completions of one bell's lanes come in.
@@ -79,7 +80,7 @@ struct CqSet {
 // each message anew. So each CQ has an EventWatch. If an event is overdue, the
 // CQ is armed for all completions: what a peer sends may not be solicited. If
 // one is overdue even so, the CQ is broken. Its lanes end, and new lanes get
-// another.
+// another. So does a CQ whose poll fails.
 class RdmaPoller final : public Source {
  public:
   // `cpu`: where the bell's thread runs; -1: not known.
@@ -174,6 +175,7 @@ class RdmaPoller final : public Source {
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc)
       RC_REQUIRES(latch_);
   void LoseLanesOf(const CqSet* set) RC_REQUIRES(latch_);
+  void LoseCompletions(CqSet* set, int error) RC_REQUIRES(latch_);
   void FetchEventsOfFired() RC_REQUIRES(latch_);
   void MissEvent(CqSet* set) RC_REQUIRES(latch_);
   void DropBrokenSets() RC_REQUIRES(latch_);

@@ -31,9 +31,14 @@ bool Worth(const QpLane& lane, const void* at, std::size_t length) {
   if (mode == InPlace::kOff || length < RecvInPlace::kLeast) return false;
   // A handler that is not wrapped may jump out of the call.
   if (OwnFace() == Face::kLibrary && !tls_signals.registered) return false;
-  if (mode == InPlace::kAlways) return true;
-  return tls_signals.registered && !lane.software() && length >= kLeastAuto &&
-         UserMemory::Find(at, length) != nullptr;
+  // Registered for the call alone, so that no later mapping can be meant.
+  const bool registered =
+      tls_signals.registered && UserMemory::Find(at, length) != nullptr;
+  if (!registered && (mode == InPlace::kAuto ||
+                      !verbs::free_of_forks.load(std::memory_order_relaxed))) {
+    return false;
+  }
+  return mode == InPlace::kAlways || (!lane.software() && length >= kLeastAuto);
 }
 
 }  // namespace

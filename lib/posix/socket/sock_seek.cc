@@ -47,6 +47,7 @@ bool AtOnce(Reason reason) {
     case Reason::kNoFds:
     case Reason::kNoMemory:
     case Reason::kMemlock:
+    case Reason::kDeviceFull:
     case Reason::kRdmaError:
       return true;
     default:

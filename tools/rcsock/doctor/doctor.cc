@@ -90,6 +90,9 @@ std::string MendOf(const std::string& reason) {
       {"rdma_rejected", "run `rcsock doctor` on the other host"},
       {"rdma_timeout", "a firewall? RoCE v2 is UDP port 4791, iWARP is TCP"},
       {"memlock", "ulimit -l unlimited, on both hosts"},
+      {"device_full",
+       "`rdma resource` shows who has the device's objects; rdma.max of the "
+       "cgroup; fewer lanes by `max_qps`"},
       {"different_key", "the same RCSOCK_KEY_FILE on both hosts"},
       {"other_namespace",
        "RCSOCK_MEET_DIR=DIR at both ends, a directory that both containers "

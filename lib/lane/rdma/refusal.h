@@ -1,0 +1,24 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_REFUSAL_H_
+#define RCSOCK_LIB_LANE_RDMA_REFUSAL_H_
+
+#include <cstddef>
+
+#include "lib/base/reason.h"
+#include "lib/verbs/verbs.h"
+
+namespace rcsock::lane::rdma {
+
+// Returns what to tell a user of a call that could not make an object. Any
+// thread may call it. ENOMEM says one of three things: the limit of locked
+// memory is reached, the device has no more such objects, or there is no
+// memory. So this looks how much is locked.
+base::Reason ReasonOf(const verbs::Error& error);
+
+// Whether a process that has so much pinned may have been refused more, at
+// RLIMIT_MEMLOCK `limit`. `status` is what /proc/self/status says. If that
+// tells nothing, it may.
+bool MayBeMemlock(const char* status, std::size_t limit);
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_REFUSAL_H_
