@@ -69,7 +69,7 @@ bool SendGate::AwaitsLane() const {
 // address, which new ports (FTP's, MPI's) share.  So a peer that never brings a
 // lane is not waited for each time.
 void SendGate::Bulky() {
-  if (sock_->tx_raw_.load(std::memory_order_relaxed) < kBulk ||
+  if (sock_->calls().tx() < kBulk ||
       end_ns_.load(std::memory_order_relaxed) != 0 || sock_->SeeksRemote() ||
       // Another thread is about to start the conductor for this search.
       rendezvous::Conductor::IfRunning() == nullptr) {
@@ -419,7 +419,7 @@ int Sock::AwaitLane(Wait& wait, std::uint64_t until_ns) {
 }
 
 std::uint64_t Sock::GivenToTcp() {
-  if (mode() == Mode::kPlain) return tx_raw_.load(std::memory_order_relaxed);
+  if (mode() == Mode::kPlain) return calls_.tx();
   Critical critical;
   tx_latch.lock();
   const std::uint64_t bytes = stream_ != nullptr ? stream_->tx_off() : 0;

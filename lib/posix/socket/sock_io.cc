@@ -129,7 +129,7 @@ Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
 bool Sock::GoneSinceToo(Wait& wait, int fd) const {
   if (wait.process == OwnPid() || !IsAt(fd)) return true;
   wait.process = OwnPid();
-  wait.life = Life();
+  wait.life = calls_.Life();
   return false;
 }
 
@@ -224,7 +224,7 @@ IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
   }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
-  Wait wait{.life = Life(), .process = OwnPid()};
+  Wait wait{.life = calls_.Life(), .process = OwnPid()};
   SendCall call{total, IovRest(iov, count), total, done};
   ssize_t& n = call.n;
   for (;;) {  // the tx latch is held
@@ -304,7 +304,7 @@ IoResult Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
 IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, std::size_t* done) {
   if (flags & MSG_OOB) [[unlikely]] {
-    Pin(base::Reason::kPinnedOption);
+    way_back_.Pin(base::Reason::kPinnedOption);
     return IoResult::Retry();
   }
   Critical critical;
@@ -503,7 +503,7 @@ IoResult Sock::RecvLatched(int fd, const iovec* iov, int count,
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   RecvCall call(this, iov, count, total, flags, block, done);
-  call.wait.life = Life();
+  call.wait.life = calls_.Life();
   call.wait.process = OwnPid();
   for (;;) {  // the rx latch is held
     if (mode() != Mode::kEngine) {

@@ -19,13 +19,19 @@
 #include "lib/posix/socket/lane_state.h"
 #include "lib/posix/socket/sock_anchor.h"
 #include "lib/posix/socket/sock_ancillary.h"
+#include "lib/posix/socket/sock_calls.h"
 #include "lib/posix/socket/sock_claim.h"
 #include "lib/posix/socket/sock_closed.h"
+#include "lib/posix/socket/sock_control.h"
 #include "lib/posix/socket/sock_exec.h"
 #include "lib/posix/socket/sock_hold.h"
+#include "lib/posix/socket/sock_holders.h"
 #include "lib/posix/socket/sock_noted.h"
+#include "lib/posix/socket/sock_notice.h"
 #include "lib/posix/socket/sock_options.h"
+#include "lib/posix/socket/sock_tally.h"
 #include "lib/posix/socket/sock_watch.h"
+#include "lib/posix/socket/sock_way_back.h"
 #include "lib/posix/socket/sock_zero_copy.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -46,40 +52,29 @@ enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 class alignas(64) SockLayout : public File,
                                public rendezvous::Seeker,
                                public rendezvous::AnchorWatcher {
- public:
-  enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
-
  protected:
   explicit SockLayout(Sock* self)
       : File(FileKind::kSock),
         anchor_(self),
         zero_copy_(self),
+        control_(self),
+        way_back_(self, tx_latch, rx_latch),
         across_exec_(self),
         send_gate_(self),
+        notice_(self, tx_latch, rx_latch),
+        holders_(self, tx_latch, rx_latch),
         claim_(self),
         copy_(self),
+        tally_(self, tx_latch, rx_latch),
         noted_(self) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
   // is a miss.
-  //
-  // gate_ counts calls inside the kernel in kPlain that have no mark
-  // (thread/call_marks.h): waits, and calls whose thread has no place for a
-  // mark.  The bits above the count say which life of this object the calls
-  // belong to.
-  std::atomic<std::uint32_t> gate_{0};
-  // Calls that have moved bytes.  Threads that come out of the kernel at once
-  // may lose a count.
-  std::atomic<std::uint32_t> ops_{0};
-  std::atomic<std::uint64_t> tx_raw_{0};
-  std::atomic<std::uint64_t> rx_raw_{0};
+  PlainCalls calls_;
   std::atomic<std::uint32_t> next_ops_{0};
   base::Paired<std::atomic<Mode>> mode_;
   LaneState lane_state_;
-  static constexpr std::uint32_t kOneLife = 1 << 18;
-  static constexpr std::uint32_t kInside = kOneLife - 1;
-  static constexpr std::uint32_t kLife = ~kInside;
 
   // What a call of a stream on a lane touches, once kLaneMark has told of the
   // lane.
@@ -119,9 +114,6 @@ class alignas(64) SockLayout : public File,
   // The registrations wait to get to user space.  Written with interest_latch.
   std::atomic<bool> moves{false};
   Sock* moving_next RC_GUARDED_BY(interest_latch) = nullptr;
-  std::atomic<std::uint64_t> rx_edges{0};
-  // Threads in poll() that sleep on a bell for this stream.
-  std::atomic<int> poll_sleepers{0};
 
   // posix_spawn may give the descriptor to a program, whatever close-on-exec
   // says.
@@ -138,11 +130,8 @@ class alignas(64) SockLayout : public File,
   KeptOptions options_{tx_latch};
   Ancillary ancillary_;
   ZeroCopyUse zero_copy_;
-  std::atomic<Policy> policy_{Policy::kAuto};
-  // Since when AwaitsLane(reason) has the stream leave, and why.
-  std::uint64_t leaving_since_ns_ = 0;
-  base::Reason leaving_why_ = base::Reason::kNone;
-  std::atomic<std::uint32_t> given_away_{0};  // how often
+  ProgramControl control_;
+  WayBack way_back_;
   AcrossExec across_exec_;
   base::Paired<bool> half_closed_;  // shut down here, or ended by the peer
   Sock* pool_next_ = nullptr;
@@ -174,13 +163,7 @@ class alignas(64) SockLayout : public File,
   std::atomic<int> left_awake_{0};  // those calls that do not sleep now
   base::Paired<std::unique_ptr<lane::Lane>> parked_;
 
-  std::shared_ptr<lane::shm::Link> link_;
-  int index_ = -1;
-  std::atomic<std::uint32_t> notify_{0};
-  std::atomic<int> bell_{0};
-  std::atomic<lane::Source*> source_{nullptr};
-  // The conductor counts this stream as one that wants source_ drained.
-  bool source_wanted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  LaneNotice notice_;
   Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // of the last lane
@@ -198,32 +181,17 @@ class alignas(64) SockLayout : public File,
   ClosedStreams::Place closed_place_;
   std::uint32_t settle_wait_ms_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 1;
   bool settle_posted_ = false;
-  // The stream has been on a lane.
-  bool promoted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  bool accounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool finished_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool finish_done_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool settled_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   std::atomic<bool> connected_{false};
   bool reset_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   std::uint32_t demotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  // For `rcsock stat`: promotions, and departures that were orderly or forced.
-  std::uint32_t promotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint32_t left_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   bool leave_uncounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  // The number of a Holding; -1: no other process has ever held the connection.
-  std::atomic<int> holders_{-1};
-  std::atomic<std::uint32_t> fork_{0};  // the last fork counted there
+  Holders holders_;
   ClaimKeeper claim_;
   UnusedCopy copy_;
-  // How much of what this process has moved is told there.
-  std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  // Offsets at which this process began.
-  std::uint64_t account_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint64_t account_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  bool inherited_ = false;
+  Tally tally_;
   NotedShare noted_;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
   Unread unread_ RC_GUARDED_BY(rx_latch);

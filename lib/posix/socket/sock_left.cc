@@ -74,7 +74,7 @@ class Sock::LeftCall {
  public:
   explicit LeftCall(Sock* sock)
       : sock_(sock), outer_(tls_left), joined_(tls_joined) {
-    tls_left = {sock, sock->Life(), joined_.deadline_ns, true};
+    tls_left = {sock, sock->calls().Life(), joined_.deadline_ns, true};
   }
   // Also runs when cancellation ends the call.
   ~LeftCall() {
@@ -218,8 +218,9 @@ void Sock::ForgetLeft() {
 bool Sock::JoinsLeftToo(const Wait& wait, int result) {
   // Nor does a call of another connection, whose object this has been.  That
   // connection ended under the sleep, for there was no number to keep it by.
-  if (wait.process == 0 || wait.process != OwnPid() || wait.life != Life() ||
-      (tls_left.sock == this && tls_left.life == Life())) {
+  if (wait.process == 0 || wait.process != OwnPid() ||
+      wait.life != calls_.Life() ||
+      (tls_left.sock == this && tls_left.life == calls_.Life())) {
     return false;
   }
   left_awake_.fetch_add(1, std::memory_order_relaxed);
@@ -240,7 +241,8 @@ bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
 }
 
 bool Sock::SleepsLeft() {
-  if (tls_left.sock != this || tls_left.life != Life() || !tls_left.awake) {
+  if (tls_left.sock != this || tls_left.life != calls_.Life() ||
+      !tls_left.awake) {
     return false;
   }
   tls_left.awake = false;
@@ -254,8 +256,9 @@ void Sock::WakesLeft() {
 }
 
 std::uint64_t Sock::LeftDeadline() const {
-  return tls_left.sock == this && tls_left.life == Life() ? tls_left.deadline_ns
-                                                          : 0;
+  return tls_left.sock == this && tls_left.life == calls_.Life()
+             ? tls_left.deadline_ns
+             : 0;
 }
 
 IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,

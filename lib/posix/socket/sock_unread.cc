@@ -46,7 +46,7 @@ void Sock::BecomeUnread() {
 void Sock::EndUnreadLatched() {
   if (mode() != Mode::kUnread) return;
   unread_.Close();
-  if (Holding* all = FindHolding(holders_)) all->unread.store(0);
+  if (Holding* const all = holders_.Find()) all->unread.store(0);
   unread_streams.fetch_sub(1, std::memory_order_relaxed);
   if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
       !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
@@ -112,7 +112,7 @@ void Sock::TakeUnread(UnreadCall& call) {
 
 void Sock::CountUnread(const UnreadCall& call, ssize_t n) {
   if ((call.flags & MSG_PEEK) != 0) return;
-  rx_raw_.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+  calls_.Add(PlainCalls::kRx, static_cast<std::uint64_t>(n));
 }
 
 IoResult Sock::RecvBehindUnread(const UnreadCall& call) {
@@ -212,12 +212,12 @@ bool Sock::InheritUnread(int memory) {
   connected_.store(true, std::memory_order_relaxed);
   anchor_.SetInode(unread_.socket());
   anchor_.SetCame(unread_.came_ns());
-  inherited_ = true;
-  if (holders_ < 0) {
+  tally_.Inherit();
+  if (holders_.number() < 0) {
     // The process that started this program may read, too.
     reason_ = Reason::kPinnedExec;
     lane_state_.Step(LaneState::Event::kPin);
-    GivenAway();
+    holders_.GiveAway();
   }
   BecomeUnread();
   return true;

@@ -134,7 +134,7 @@ void Sock::JudgeStarved(Starved starved) {
       lane_state_.Pinned()) {
     return;
   }
-  const std::uint64_t at = tx_raw_.load(std::memory_order_relaxed);
+  const std::uint64_t at = calls_.tx();
   const bool vain = anchor_.IsFull() || at - starved.left_at >= kMoreThanTcp;
   const bool over = at != starved.left_at && at == starved.seen_at;
   if (!vain && !over && starved.looks + 1 < kMostJudged) {
@@ -172,7 +172,7 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
     }
     if (tx_latch.Contended()) {
       if (GiveWay(wait, true)) return kJoinsLeft;
-      if (wait.life != Life() || mode() != Mode::kEngine ||
+      if (wait.life != calls_.Life() || mode() != Mode::kEngine ||
           !stream_->FastTx()) {
         return 0;
       }
@@ -209,7 +209,7 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
     }
     if (rx_latch.Contended()) {
       if (GiveWay(wait, false)) return kJoinsLeft;
-      if (wait.life != Life() || mode() != Mode::kEngine ||
+      if (wait.life != calls_.Life() || mode() != Mode::kEngine ||
           !stream_->ReadsLane()) {
         return 0;
       }
