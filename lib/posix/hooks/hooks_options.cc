@@ -82,9 +82,9 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   const SockAt sock(fd);
   if (sock && !sock->listening.load(std::memory_order_relaxed)) {
     int bytes = 0;
-    if ((request == FIONREAD && sock->ReadableBytes(&bytes)) ||
+    if ((request == FIONREAD && sock->answers().Readable(&bytes)) ||
         ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
-         sock->UnsentBytes(request == SIOCOUTQNSD, &bytes))) {
+         sock->answers().Unsent(request == SIOCOUTQNSD, &bytes))) {
       return Put(argument, &bytes, sizeof bytes);
     }
   }
@@ -94,7 +94,7 @@ int Ioctl(int fd, unsigned long request, void* argument) {
     if (request == SIOCATMARK) {
       // Bytes that were read ahead lie before the mark.
       int* const at = static_cast<int*>(argument);
-      if (*at != 0 && sock->HasReadAhead()) *at = 0;
+      if (*at != 0 && sock->answers().HasReadAhead()) *at = 0;
     } else if (request == FIONBIO) {
       sock->nonblock.store(*static_cast<int*>(argument) != 0);
     } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
@@ -135,7 +135,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     if (sock && sock->mode() != Mode::kPlain) {
       const std::size_t told = std::min<std::size_t>(*length, sizeof error);
       std::memcpy(&error, value, told);
-      const int own = sock->TakeError();
+      const int own = sock->answers().TakeError();
       if (error == 0) error = own;
       std::memcpy(value, &error, told);
     }
@@ -144,7 +144,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     const SockAt sock(fd);
     if (sock && sock->mode() == Mode::kEngine) {
       auto* const state = static_cast<std::uint8_t*>(value);
-      *state = sock->TcpState(*state);
+      *state = sock->answers().TcpState(*state);
     }
   }
   return result;
@@ -156,7 +156,7 @@ int getpeername(int fd, sockaddr* address, socklen_t* length) {
   {
     const SockAt sock(fd);
     if (sock && sock->mode() == Mode::kEngine &&
-        sock->TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
+        sock->answers().TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
       errno = ENOTCONN;
       return -1;
     }

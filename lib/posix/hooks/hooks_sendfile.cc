@@ -97,7 +97,7 @@ class SendBuffer {
 // have.  0: there are none, or none any more.
 ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
                      unsigned flags) {
-  std::size_t most = sock->UnreadBytes();
+  std::size_t most = sock->read_ahead().Bytes();
   char piece[4096];  // any pipe with room takes so much at once
   if (most > sizeof piece) most = sizeof piece;
   if (most > length) most = length;

@@ -399,7 +399,7 @@ bool Interests::Kept(Sock* sock) {
 }
 
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
-  const bool unread = sock->UnreadBytes() > 0;
+  const bool unread = sock->read_ahead().Bytes() > 0;
   // Called before interest_latch, since it takes the stream's latch.
   const bool failed = sock->HasError();
   Critical critical;

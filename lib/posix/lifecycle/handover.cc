@@ -232,16 +232,16 @@ void Handover::FromOurs() {
       }
       follows = follows && Bequeath(sock, SocketInode(fd));
     }
-    if (sock->UnreadBytes() == 0) continue;
+    if (sock->read_ahead().Bytes() == 0) continue;
     // The file actions of posix_spawn may give the program a number that is
     // closed here.
     if (!spawn_ && !kept) continue;
     if (!known_) {
-      if (spawn_ && kept) CountLost(sock, sock->UnreadBytes(), &stats);
+      if (spawn_ && kept) CountLost(sock, sock->read_ahead().Bytes(), &stats);
       continue;
     }
     if (spawn_ && !follows) GiveAway(sock);
-    Pass(sock->UnreadFd(), true);
+    Pass(sock->read_ahead().Fd(), true);
   }
 }
 
@@ -274,12 +274,12 @@ void Handover::FromBorrowed() {
       follows = false;
     }
     if (follows) Bequeath(sock, inode);
-    if (sock->UnreadBytes() == 0) continue;
+    if (sock->read_ahead().Bytes() == 0) continue;
     if (!known_) {
-      CountLost(sock, sock->UnreadBytes(), &stats);
+      CountLost(sock, sock->read_ahead().Bytes(), &stats);
       continue;
     }
-    Pass(sock->UnreadFd(), false);
+    Pass(sock->read_ahead().Fd(), false);
   }
 }
 

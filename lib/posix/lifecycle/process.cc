@@ -165,7 +165,7 @@ void BeforeExec(bool followed) {
     }
     // This does not go into `stats`: an exec that fails loses nothing.
     if (!closes && !followed) {
-      if (const std::size_t n = sock->UnreadBytes()) {
+      if (const std::size_t n = sock->read_ahead().Bytes()) {
         CountLost(sock, n, &total);
       }
     }

@@ -216,8 +216,7 @@ void Sock::ResetEngine() {
   rd_shut_.Write(tx_latch, rx_latch) = false;
   lane_kind_ = lane::Kind::kShm;
   lane_epoch_ = 0;
-  starve_timer_ = starved_ = false;
-  starve_late_ = 0;
+  starvation_.Reset();
   timer_ = 0;
   settle_posted_ = false;
   settle_wait_ms_ = 1;

@@ -13,6 +13,7 @@
 
 #include "lib/base/reason.h"
 #include "lib/posix/socket/io_result.h"
+#include "lib/posix/socket/sock_answers.h"
 #include "lib/posix/socket/sock_layout.h"
 #include "lib/posix/socket/sock_number.h"
 #include "lib/posix/socket/sock_place.h"
@@ -176,21 +177,6 @@ class Sock final : public SockLayout {
   int QuickLook(int number, int events, bool drained);
   // Tells this thread's SpinAccount what the stream has sent.
   void CountForPoll();
-  // Stores what FIONREAD says into *bytes, and returns true.  Returns false if
-  // the kernel has the stream, and must be asked.
-  bool ReadableBytes(int* bytes) RC_EXCLUDES(interest_latch);
-  // Returns whether the process holds bytes that come before those in the
-  // kernel.
-  bool HasReadAhead() RC_EXCLUDES(interest_latch);
-  // Stores what SIOCOUTQ says into *bytes, or with `not_sent` SIOCOUTQNSD.
-  // Returns false if the kernel must be asked.
-  bool UnsentBytes(bool not_sent, int* bytes);
-  // Returns SO_ERROR of the stream itself, and clears it.  Returns 0 if there
-  // is none.
-  int TakeError() RC_EXCLUDES(interest_latch);
-  // Returns the state that TCP_INFO tells, for an anchor in the state
-  // `anchors`.  May take an end.
-  std::uint8_t TcpState(std::uint8_t anchors);
   // Bounds what a lane takes, after the program has set SO_SNDBUF.
   void BoundSends();
 
@@ -201,6 +187,8 @@ class Sock final : public SockLayout {
   LaneNotice& notice() { return notice_; }
   Tally& tally() { return tally_; }
   WayBack& way_back() { return way_back_; }
+  ReadAhead& read_ahead() { return read_ahead_; }
+  Answers answers() { return Answers(this); }
   ProgramControl& control() { return control_; }
   TcpAnchor& anchor() { return anchor_; }
   KeptOptions& options() { return options_; }
@@ -300,18 +288,12 @@ class Sock final : public SockLayout {
   void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
 
   // --- Processes (process.cc)
-  // Returns how many bytes that were read ahead are shared.  They exist in
-  // kUnread only.
-  std::size_t UnreadBytes() RC_EXCLUDES(interest_latch);
-  // Returns whether an error comes behind these bytes, or a completion of
-  // MSG_ZEROCOPY waits in the error queue.
+  // Returns whether an error comes behind the bytes of ReadAhead, or a
+  // completion of MSG_ZEROCOPY waits in the error queue.
   bool HasError() RC_EXCLUDES(interest_latch);
-  // Returns a descriptor of these bytes, for a program about to be executed, or
-  // -1 if there are none.
-  int UnreadFd();
-  // Takes over such bytes from `memory`, in the program that was executed.  The
-  // anchor has the inode number of their connection then.  Returns false if
-  // `memory` has none.  Requires that no other thread knows
+  // Takes over bytes of ReadAhead from `memory`, in the program that was
+  // executed.  The anchor has the inode number of their connection then.
+  // Returns false if `memory` has none.  Requires that no other thread knows
   // the stream.
   bool InheritUnread(int memory);
   // --- For a program about to be executed that will follow it (handover.cc)
@@ -335,7 +317,6 @@ class Sock final : public SockLayout {
   friend struct SockPool;
   friend class TcpAnchor;
   friend class ClosedStreams;
-  friend class ClaimKeeper;
   friend class UnusedCopy;
   friend class SendGate;
   friend class AcrossExec;
@@ -345,6 +326,7 @@ class Sock final : public SockLayout {
   friend class RemoteLanes;
   friend class WayBack;
   friend class ProgramControl;
+  friend class Answers;
 
   // --- rendezvous::Seeker, AnchorWatcher
   // lib/rendezvous/rendezvous.h says what these do.  The conductor calls them,
@@ -574,7 +556,6 @@ class Sock final : public SockLayout {
                                 std::uint32_t seq, lane::Lane* lane);
   // Returns false if the call is not to sleep after all.
   bool MayBlock(const Wait& wait);
-  std::atomic<int>& LanePins() { return pins_[lane_pins_]; }
   void OnStarved() RC_EXCLUDES(tx_latch, rx_latch);
   void WatchStarved() RC_REQUIRES(tx_latch);
   // A stream has left its lane because its receiver did not read.  These
@@ -603,7 +584,7 @@ class Sock final : public SockLayout {
   // As TakeEnd.  If TCP has closed the anchor, takes that end, too, and returns
   // true.
   bool TakeTcpEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // ReadableBytes of a stream that the engine has, or in kUnread.
+  // Returns what FIONREAD says of a stream that the engine has, or in kUnread.
   std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the end, or urgent data, follows what TCP has.
   bool TcpEndsNext() RC_REQUIRES(rx_latch);
@@ -644,7 +625,7 @@ class Sock final : public SockLayout {
   bool BackToPlain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // The parts of BackToPlain.  LeavesEngineLatched returns whether the kernel
   // may have the stream.  It sets *spilled if bytes that were read ahead lie in
-  // unread_ now.
+  // read_ahead_ now.
   bool LeavesEngineLatched(bool* spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LeaveEngineLatched(bool spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LookAfterLeaving() RC_REQUIRES(tx_latch, rx_latch);
@@ -721,22 +702,18 @@ class Sock final : public SockLayout {
   void LoseToParent() RC_REQUIRES(tx_latch, rx_latch);
   void ForgetMoved() RC_REQUIRES(tx_latch, rx_latch);
   bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Enters kUnread: unread_ of this stream on TCP has just been made.  The
+  // Enters kUnread: read_ahead_ of this stream on TCP has just been made.  The
   // stream is not adopted before these bytes are read, see BackToPlain.
   void BecomeUnread() RC_REQUIRES(rx_latch);
   void PutDeadSocket(const char* why);
   // In the child of fork, whose parent keeps the engine: the kernel has the
   // stream here.
   void ForgetEngine() RC_REQUIRES(tx_latch, rx_latch);
-  // What the parts of copies ask for (sock_hidden.cc).  MayLeaveCopies returns
-  // whether a child could have a copy.  ForgetParentsEngine: in the child, the
-  // engine is the parent's.  LoseConnection puts a dead socket in the place of
-  // the connection.  SharedUnreadLatched returns the descriptor of bytes that
-  // were read ahead and are shared, or -1.
-  bool MayLeaveCopies() const;
+  // What the parts of copies ask for (sock_hidden.cc).  ForgetParentsEngine: in
+  // the child, the engine is the parent's.  LoseConnection puts a dead socket
+  // in the place of the connection.
   void ForgetParentsEngine();
   void LoseConnection(const char* why);
-  int SharedUnreadLatched() const RC_REQUIRES(tx_latch, rx_latch);
   bool TakeOverLatched(const Holding& all) RC_REQUIRES(tx_latch, rx_latch);
   void EndUnreadLatched() RC_REQUIRES(rx_latch);
   // Tells whether a completion of MSG_ZEROCOPY waits to be read.

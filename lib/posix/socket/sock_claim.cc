@@ -23,7 +23,12 @@ using base::Reason;
 // What libc or the kernel could use past a look-up, and what the child's first
 // use would have to find in the parent, keeps today's way.
 bool ClaimKeeper::MayHide(bool forking) {
-  if (!sock_->MayLeaveCopies() ||
+  // The link is that of a lane in shared memory.
+  if (sock_->mode() != Mode::kEngine || !sock_->OnLane() ||
+      sock_->notice().link() == nullptr || sock_->lane_state().Leaving() ||
+      sock_->lane_state().Pinned() || sock_->Closed() ||
+      sock_->noted().Travels() || sock_->holders().given_away() ||
+      sock_->zero_copy().on() ||
       sock_->copy().state() != UnusedCopy::State::kNo) {
     return false;
   }
@@ -106,7 +111,7 @@ void ClaimKeeper::Give() {
     return;
   }
   sock_->holders().TellMoved();
-  const int unread = sock_->SharedUnreadLatched();
+  const int unread = sock_->read_ahead().HeldFd();
   all->unread.store(unread >= 0 ? static_cast<std::uint32_t>(unread) + 1 : 0);
   if (all->claim.Give()) WakeAskers(all);
 }

@@ -129,7 +129,8 @@ int Sock::CloseLast(int number, const Successor& next) {
       EndsNothingLatched() ? CloseSharedLatched(closing)
                            : CloseKeptLatched(closing);
     } else {
-      if (mode() == Mode::kUnread && unread_.size() > 0 && holders_.EndHere()) {
+      if (mode() == Mode::kUnread && read_ahead_.Held().size() > 0 &&
+          holders_.EndHere()) {
         ResetOnClose(number);
       }
       closing.End(this, false);

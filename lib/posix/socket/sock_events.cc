@@ -157,7 +157,7 @@ void Sock::OnLeftLane() {
     if (reason_ == Reason::kNone && !tally_.promoted())
       reason_ = Reason::kShortLived;
   }
-  starved_ = reason_ == Reason::kStarved;
+  starvation_.SetLeft(reason_ == Reason::kStarved);
   // A stream that made room for others is as welcome as before.  The end whose
   // limit it was asks for that.
   if (lane_kind_ == lane::Kind::kRdma) LeavesRemote();
@@ -229,27 +229,15 @@ void Sock::UpdateWatch() {
 }
 
 void Sock::WakeRx() {
-  // seq_cst on both sides: a sleeper counts itself before it looks at the word
-  // for the last time, and here the word changes before the count is looked at.
-  rx_seq_.fetch_add(1, std::memory_order_seq_cst);
-  if (rx_sleepers_.load(std::memory_order_seq_cst) > 0) {
-    base::FutexWake(&rx_seq_, 1 << 30, false);
-  }
-  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
-    lane_->WakeLocal();
-  }
+  sleepers_.Wake(false);
+  if (lane_ != nullptr && sleepers_.AnyOnLane()) lane_->WakeLocal();
   Registrations::Ready(this);
   notice_.KickPollers();
 }
 
 void Sock::WakeTx() {
-  tx_seq_.fetch_add(1, std::memory_order_seq_cst);
-  if (tx_sleepers_.load(std::memory_order_seq_cst) > 0) {
-    base::FutexWake(&tx_seq_, 1 << 30, false);
-  }
-  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
-    lane_->WakeLocal();
-  }
+  sleepers_.Wake(true);
+  if (lane_ != nullptr && sleepers_.AnyOnLane()) lane_->WakeLocal();
   Registrations::Ready(this, true);
   notice_.KickPollers();
 }

@@ -123,7 +123,8 @@ bool AcrossExec::Resets() const {
 void AcrossExec::ResetAtExit() {
   Latched latched(sock_);
   const bool untaken = sock_->mode() == Mode::kUnread &&
-                       sock_->unread_.size() > 0 && sock_->holders().EndHere();
+                       sock_->read_ahead().Held().size() > 0 &&
+                       sock_->holders().EndHere();
   // The kernel resets by itself.  A reset alone is a crash to the peer, which
   // takes what has landed, and an end behind that.
   if (ResetsLatched() || untaken) {

@@ -140,13 +140,6 @@ void UnusedCopy::Reset() {
 
 // --- What the child finds of the stream
 
-bool Sock::MayLeaveCopies() const {
-  return mode() == Mode::kEngine && OnLane() &&
-         lane_kind_ == lane::Kind::kShm && !lane_state_.Leaving() &&
-         !lane_state_.Pinned() && !closed_.load() && !noted_.Travels() &&
-         !holders_.given_away() && !zero_copy_.on();
-}
-
 // The kernel has the registrations once the stream is on TCP, if the parent
 // still has them.  This process can't know them, so it must not take the stream
 // from the kernel.
@@ -184,16 +177,12 @@ bool Sock::TakeOverLatched(const Holding& all) {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
   }));
   if (!memory.ok() || Unread::Claimed(memory.get()) != anchor_.inode() ||
-      !unread_.Open(memory.get())) {
+      !read_ahead_.Open(memory.get())) {
     return false;
   }
   (void)memory.release();
   BecomeUnread();
   return true;
-}
-
-int Sock::SharedUnreadLatched() const {
-  return mode() == Mode::kUnread ? unread_.fd() : -1;
 }
 
 }  // namespace rcsock::posix

@@ -13,7 +13,6 @@
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/fd/file.h"
-#include "lib/posix/sharing/unread.h"
 #include "lib/posix/socket/budget.h"
 #include "lib/posix/socket/interest_latch.h"
 #include "lib/posix/socket/lane_state.h"
@@ -29,6 +28,9 @@
 #include "lib/posix/socket/sock_noted.h"
 #include "lib/posix/socket/sock_notice.h"
 #include "lib/posix/socket/sock_options.h"
+#include "lib/posix/socket/sock_read_ahead.h"
+#include "lib/posix/socket/sock_sleepers.h"
+#include "lib/posix/socket/sock_starvation.h"
 #include "lib/posix/socket/sock_tally.h"
 #include "lib/posix/socket/sock_watch.h"
 #include "lib/posix/socket/sock_way_back.h"
@@ -66,7 +68,8 @@ class alignas(64) SockLayout : public File,
         claim_(self),
         copy_(self),
         tally_(self, tx_latch, rx_latch),
-        noted_(self) {}
+        noted_(self),
+        read_ahead_(self, rx_latch) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
@@ -147,16 +150,7 @@ class alignas(64) SockLayout : public File,
   stream::Role role_ = stream::Role::kConnector;
   base::Terms terms_;  // by the rules for the peer
 
-  // Engine waits that no lane serves: bumped and woken by WakeRx/WakeTx.
-  std::atomic<std::uint32_t> rx_seq_{0};
-  std::atomic<std::uint32_t> tx_seq_{0};
-  std::atomic<int> rx_sleepers_{0};
-  std::atomic<int> tx_sleepers_{0};
-  // Threads that sleep on the lane's own words, and threads that sleep on those
-  // of the parked lane.  lane_pins_ is the index of the lane's, and changes
-  // whenever a lane is parked.
-  std::atomic<int> pins_[2] = {};
-  base::Paired<int> lane_pins_;
+  Sleepers sleepers_;
   // The number by which the stream goes on after the application has closed it
   // under sleeping calls; -1: there is none.
   base::Paired<int> left_fd_{-1};
@@ -167,15 +161,7 @@ class alignas(64) SockLayout : public File,
   Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // of the last lane
-  bool starve_timer_ RC_GUARDED_BY(tx_latch) = false;
-  // The stream leaves its lane because its receiver does not read there.
-  bool starved_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  std::uint64_t starve_acked_ RC_GUARDED_BY(tx_latch) = 0;
-  // When there was last no room.
-  std::uint64_t starve_posted_ RC_GUARDED_BY(tx_latch) = 0;
-  std::uint64_t starve_since_ns_ RC_GUARDED_BY(tx_latch) = 0;
-  // Looks in a row that found no progress.
-  int starve_late_ RC_GUARDED_BY(tx_latch) = 0;
+  Starvation starvation_ RC_GUARDED_BY(tx_latch);
   std::uint64_t timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t close_timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   ClosedStreams::Place closed_place_;
@@ -194,7 +180,7 @@ class alignas(64) SockLayout : public File,
   Tally tally_;
   NotedShare noted_;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
-  Unread unread_ RC_GUARDED_BY(rx_latch);
+  ReadAhead read_ahead_;
 };
 
 }  // namespace rcsock::posix

@@ -63,7 +63,7 @@ bool Sock::GiveLaneBack(Conductor* conductor) {
   std::uint32_t wait = 0;
   {
     Latched latched(this);
-    slept_on = LanePins().load(std::memory_order_seq_cst) != 0;
+    slept_on = sleepers_.AnyOnLane();
     if (slept_on && parked_ != nullptr) {
       // Threads sleep on two lanes: a handler sleeps above another's sleep, for
       // instance.
@@ -103,7 +103,7 @@ std::unique_ptr<lane::Lane> Sock::TakeLaneLatched(bool slept_on) {
   lane_is_shm_.Write(tx_latch, rx_latch) = false;
   if (!slept_on) return lane;
   parked_.Write(tx_latch, rx_latch) = std::move(lane);
-  lane_pins_.Write(tx_latch, rx_latch) ^= 1;
+  sleepers_.Park(tx_latch, rx_latch);
   return nullptr;
 }
 
@@ -117,7 +117,7 @@ bool Sock::Unpark() {
   {
     Latched latched(this);
     if (parked_ == nullptr) return true;
-    if (pins_[lane_pins_ ^ 1].load(std::memory_order_seq_cst) != 0) {
+    if (sleepers_.AnyOnParked()) {
       parked_->WakeLocal();
       return false;
     }
@@ -203,7 +203,7 @@ void Sock::LeaveEngineLatched(bool spilled) {
   }
   quick_.may_send = quick_.may_receive = false;
   NoteOnLane(fd(), this, false);
-  if (std::exchange(starved_, false) && !spilled) {
+  if (starvation_.TakeLeft() && !spilled) {
     JudgeSoon({stream_->tx_off(), stream_->tx_off()});
   }
   SetMode(spilled ? Mode::kUnread : Mode::kPlain);

@@ -131,15 +131,7 @@ class Sock::LeftCall {
 // Returns how many calls sleep on the stream.  If a handler of this thread has
 // interrupted such a call, that call does not count.  The close ends it as the
 // kernel's would, where the interrupted call is over by then.
-int Sock::SleepersLatched() const {
-  int all = 0;
-  for (const auto* count :
-       {&rx_sleepers_, &tx_sleepers_, &pins_[0], &pins_[1]}) {
-    all += count->load(std::memory_order_seq_cst);
-    if (tls_signals.counted == count) --all;
-  }
-  return all;
-}
+int Sock::SleepersLatched() const { return sleepers_.All(tls_signals.counted); }
 
 bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
   if (mode() != Mode::kEngine || SleepersLatched() <= 0) return false;
@@ -232,7 +224,7 @@ bool Sock::JoinsLeftToo(const Wait& wait, int result) {
 // The analysis cannot know a latch that `tx` chooses.
 bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
   base::Latch& latch = tx ? tx_latch : rx_latch;
-  std::atomic<int>& count = tx ? tx_sleepers_ : rx_sleepers_;
+  std::atomic<int>& count = sleepers_.OnWord(tx);
   count.fetch_add(1, std::memory_order_relaxed);
   latch.Yield();
   const bool left = JoinsLeft(wait, 0);
@@ -286,7 +278,7 @@ IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
         msghdr message{};
         message.msg_iov = const_cast<iovec*>(rest.iov());
         message.msg_iovlen = static_cast<std::size_t>(rest.count());
-        const ssize_t n = call.InKernelsSleep(&rx_sleepers_, [&] {
+        const ssize_t n = call.InKernelsSleep(&sleepers_.OnWord(false), [&] {
           return real::recvmsg(number, &message, flags);
         });
         if ((flags & MSG_PEEK) == 0) in.Received(n);
@@ -315,7 +307,7 @@ IoResult Sock::SendLeft(const iovec* iov, int count, std::size_t total,
     }
     InKernel in(this);
     if (!in.May(number, now)) continue;
-    const ssize_t n = call.InKernelsSleep(&tx_sleepers_, [&] {
+    const ssize_t n = call.InKernelsSleep(&sleepers_.OnWord(true), [&] {
       if (*done > 0) return SendRest(number, iov, count, *done, flags);
       IovRest rest(iov, count);
       msghdr message{};

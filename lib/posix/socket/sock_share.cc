@@ -49,7 +49,7 @@ void Sock::ForkChild() {
   options_.OnForkChild();
   timer_ = 0;
   settle_posted_ = false;
-  starve_timer_ = false;
+  starvation_.OnForkChild();
   notice_.OnForkChild();
   remote_ = Remote();
   if (!copy_.OnForkChild(hides) && mode() == Mode::kEngine) LoseToParent();
@@ -62,11 +62,7 @@ void Sock::ForkChild() {
 
 void Sock::ForgetCalls() {
   calls_.OnForkChild();
-  rx_sleepers_.store(0, std::memory_order_relaxed);
-  tx_sleepers_.store(0, std::memory_order_relaxed);
-  // This thread, too, may come back from a handler to a sleep of the parent's.
-  // Its count was there, and it takes nothing back here (CountedSleep).
-  for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
+  sleepers_.OnForkChild();
   (void)parked_.Write(tx_latch, rx_latch).release();
 }
 

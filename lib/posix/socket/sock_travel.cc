@@ -161,7 +161,7 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
   // see what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;
   bool noted = sock_->way_back().ToPlain(Reason::kPinnedScmRights) &&
-               sock_->UnreadBytes() == 0;
+               sock_->read_ahead().Bytes() == 0;
   if (noted) {
     Latched latched(sock_);
     // A lane may have come and gone since.

@@ -23,7 +23,7 @@ class WayBack {
 
   // Takes the stream off its lane, and pins it, so that no lane comes again:
   // before fdopen, for instance.  Waits until the kernel has the stream, but
-  // for bytes that were read ahead (UnreadBytes).  Returns false if the peer
+  // for bytes that were read ahead (ReadAhead).  Returns false if the peer
   // did not answer in time.  Tells other holders that no lane may come.
   //
   // If the caller pins several streams, LeaveDeadline gives one deadline for
