@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -17,11 +16,9 @@
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/target.h"
 #include "lib/posix/fd/file.h"
-#include "lib/posix/sharing/unread.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/stats.h"
 #include "lib/posix/thread/signals.h"
-#include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {
 namespace {

@@ -283,9 +283,6 @@ class Sock final : public SockLayout {
   // in full.
   bool SleepForInput(int number, std::uint64_t deadline_ns,
                      std::uint32_t signals);
-  // Acts on what a poller has found for the stream: control messages, a dead
-  // lane.
-  void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
 
   // --- Processes (process.cc)
   // Returns whether an error comes behind the bytes of ReadAhead, or a
@@ -590,6 +587,9 @@ class Sock final : public SockLayout {
   bool TcpEndsNext() RC_REQUIRES(rx_latch);
 
   // --- What has changed (sock_events.cc)
+  // Acts on what a poller has found for the stream: control messages, a dead
+  // lane.
+  void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
   // Acts on what the stream reports as changed.
   void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
   // The parts of HandleChanges.

@@ -15,7 +15,6 @@
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/stats.h"
-#include "lib/posix/thread/bell_shares.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {

@@ -16,6 +16,14 @@ std::shared_ptr<lane::shm::Link> LaneNotice::Join(
   return link;
 }
 
+std::shared_ptr<lane::shm::Link> LaneNotice::TakeLink() {
+  tx_.AssertHeld();
+  rx_.AssertHeld();
+  lane_ = nullptr;
+  shm_ = nullptr;
+  return std::move(link_);
+}
+
 void LaneNotice::Begin(lane::Lane* lane) {
   tx_.AssertHeld();
   rx_.AssertHeld();

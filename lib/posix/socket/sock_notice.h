@@ -53,8 +53,8 @@ class LaneNotice {
   // stream.  Returns the link that there was.
   std::shared_ptr<lane::shm::Link> Join(std::shared_ptr<lane::shm::Link> link,
                                         int index);
-  // Gives up the link.  Returns it.
-  std::shared_ptr<lane::shm::Link> TakeLink() { return std::move(link_); }
+  // Gives up the link, and a lane that has not ended.  Returns the link.
+  std::shared_ptr<lane::shm::Link> TakeLink();
   // The lane has come.
   void Begin(lane::Lane* lane);
   // Replaces the notify bits of the lane, if there is a lane.

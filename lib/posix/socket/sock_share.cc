@@ -1,30 +1,19 @@
 // Connections that several processes hold: fork and exec.
 
 #include <fcntl.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <utility>
 
-#include "lib/base/guard.h"
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/fd/table.h"
-#include "lib/posix/sharing/forks.h"
 #include "lib/posix/sharing/holders.h"
-#include "lib/posix/sharing/notes.h"
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
-#include "lib/posix/socket/sock_plain.h"
-#include "lib/posix/sys/identity.h"
-#include "lib/posix/sys/iov_rest.h"
-#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
