@@ -148,14 +148,15 @@ class alignas(64) SockLayout : public File,
   std::atomic<int> attempts_{0};
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
-  base::Terms terms_;  // by the rules for the peer
 
+  // What a sleep touches is one cache line.
   Sleepers sleepers_;
   // The number by which the stream goes on after the application has closed it
   // under sleeping calls; -1: there is none.
   base::Paired<int> left_fd_{-1};
   std::atomic<int> left_awake_{0};  // those calls that do not sleep now
   base::Paired<std::unique_ptr<lane::Lane>> parked_;
+  base::Terms terms_;  // by the rules for the peer
 
   LaneNotice notice_;
   Remote remote_;

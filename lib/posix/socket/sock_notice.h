@@ -94,16 +94,17 @@ class LaneNotice {
   // that ring the conductor's bell, the conductor does.
   void WantSource(bool wanted) RC_REQUIRES(tx_, rx_);
 
-  Sock* const sock_;
-  const base::Latch& tx_;
-  const base::Latch& rx_;
-  std::shared_ptr<lane::shm::Link> link_;
-  int index_ = -1;
+  // Those that a look touches come first, and lie in one cache line.
   std::atomic<std::uint32_t> bits_{0};
   std::atomic<int> bell_{0};
   // Threads that sleep in poll() on a bell for this stream.
   std::atomic<int> polls_{0};
   std::atomic<lane::Source*> source_{nullptr};
+  std::shared_ptr<lane::shm::Link> link_;
+  int index_ = -1;
+  Sock* const sock_;
+  const base::Latch& tx_;
+  const base::Latch& rx_;
   lane::Lane* lane_ RC_GUARDED_BY_BOTH(tx_, rx_) = nullptr;
   // The same lane, if it is one in shared memory.
   lane::shm::ShmLane* shm_ RC_GUARDED_BY_BOTH(tx_, rx_) = nullptr;
