@@ -29,6 +29,7 @@
 
 namespace posix = rcsock::posix;
 using posix::Sock;
+using posix::StreamFacts;
 using rcsock::lane::rdma::UserMemory;
 
 namespace {
@@ -50,7 +51,7 @@ int Fail(int error) {
   return -1;
 }
 
-std::int32_t LaneOf(const Sock::Info& info) {
+std::int32_t LaneOf(const StreamFacts& info) {
   if (!info.on_lane) return RCS_TCP;
   return info.kind == rcsock::lane::Kind::kRdma ? RCS_RDMA : RCS_SHM;
 }
@@ -81,14 +82,15 @@ rcs_lane_counts Counts(const posix::LaneCounts& of) {
 RCSOCK_EXPORT int rcs_get_lane(int fd) {
   RCSOCK_FORWARD(rcs_get_lane, -1, fd)
   Sock* sock = Find(fd);
-  return sock == nullptr ? -1 : LaneOf(sock->Describe());
+  return sock == nullptr ? -1 : LaneOf(sock->tally().Describe());
 }
 
 RCSOCK_EXPORT const char* rcs_get_reason(int fd) {
   RCSOCK_FORWARD(rcs_get_reason, nullptr, fd)
   Sock* sock = Find(fd);
-  return sock == nullptr ? nullptr
-                         : rcsock::base::ReasonKey(sock->Describe().reason);
+  return sock == nullptr
+             ? nullptr
+             : rcsock::base::ReasonKey(sock->tally().Describe().reason);
 }
 
 RCSOCK_EXPORT int rcs_get_stream_info(int fd, rcs_stream_info* info,
@@ -97,10 +99,10 @@ RCSOCK_EXPORT int rcs_get_stream_info(int fd, rcs_stream_info* info,
   Sock* sock = Find(fd);
   if (sock == nullptr) return -1;
   if (info == nullptr) return Fail(EFAULT);
-  const Sock::Info from = sock->Describe();
+  const StreamFacts from = sock->tally().Describe();
   rcs_stream_info all{};
   all.lane = LaneOf(from);
-  all.policy = static_cast<std::int32_t>(sock->policy());
+  all.policy = static_cast<std::int32_t>(sock->control().policy());
   std::strncpy(all.reason, rcsock::base::ReasonKey(from.reason),
                sizeof all.reason - 1);
   all.tx_bytes = from.tx_bytes;
@@ -136,7 +138,7 @@ RCSOCK_EXPORT int rcs_set_policy(int fd, int policy) {
     return Fail(EINVAL);
   }
   const int saved = errno;
-  sock->SetPolicy(static_cast<Sock::Policy>(policy));
+  sock->control().SetPolicy(static_cast<posix::ProgramControl::Policy>(policy));
   errno = saved;
   return 0;
 }
@@ -144,7 +146,7 @@ RCSOCK_EXPORT int rcs_set_policy(int fd, int policy) {
 RCSOCK_EXPORT int rcs_get_policy(int fd) {
   RCSOCK_FORWARD(rcs_get_policy, -1, fd)
   Sock* sock = Find(fd);
-  return sock == nullptr ? -1 : static_cast<int>(sock->policy());
+  return sock == nullptr ? -1 : static_cast<int>(sock->control().policy());
 }
 
 RCSOCK_EXPORT int rcs_promote(int fd) {
@@ -152,7 +154,7 @@ RCSOCK_EXPORT int rcs_promote(int fd) {
   Sock* sock = Find(fd);
   if (sock == nullptr) return -1;
   const int saved = errno;
-  const int error = sock->PromoteNow();
+  const int error = sock->control().PromoteNow();
   errno = saved;
   return error == 0 ? 0 : Fail(error);
 }
@@ -164,7 +166,8 @@ RCSOCK_EXPORT int rcs_demote(int fd, int timeout_ms) {
   const int saved = errno;
   const std::uint64_t limit =
       timeout_ms < 0 ? 5000 : static_cast<std::uint64_t>(timeout_ms);
-  const int error = sock->DemoteNow(rcsock::base::NowNs() + limit * 1'000'000);
+  const int error =
+      sock->control().DemoteNow(rcsock::base::NowNs() + limit * 1'000'000);
   errno = saved;
   return error == 0 ? 0 : Fail(error);
 }

@@ -31,9 +31,9 @@ using Word = ClaimOn<Byte>;
 
 // One thread of the owner adopts the stream (TryAdopt) and leaves its lane
 // again (LeaveIfAsked, BackToPlain); another one forks (HideFromChild), and
-// then closes the stream, which it finds on TCP (LeaveHolders); the child uses
-// its copy (UnusedCopy::Reveal).  A state in which the child uses the stream
-// while the engine has it moves no more, and so is a hang.
+// then closes the stream, which it finds on TCP (Holders::Leave); the child
+// uses its copy (UnusedCopy::Reveal).  A state in which the child uses the
+// stream while the engine has it moves no more, and so is a hang.
 struct Model {
   // Rules to leave out.
   bool looks_first = false;      // TryAdopt: the holders, then Keep
@@ -41,7 +41,7 @@ struct Model {
   bool gives_first = false;      // BackToPlain: Give, then the mode
   bool fork_looks = true;        // HideFromChild: the mode, behind Keep
   bool fork_keeps_late = false;  // HideFromChild: kept_, then Keep
-  bool close_gives = true;       // LeaveHolders: Give
+  bool close_gives = true;       // Holders::Leave: Give
   bool closes = true;            // a close gives what a fork has kept, too
   bool begins_on_lane = true;    // at the fork
 
@@ -76,7 +76,7 @@ struct Model {
     state[kKeeps] = 1;
     word.Keep();
   }
-  // Behind LeaveHolders there is nothing to give.
+  // Behind Holders::Leave there is nothing to give.
   static void Give(State& state, Word& word) {
     if (state[kClosed] == 0 && std::exchange(state[kKeeps], 0) != 0) {
       word.Give();

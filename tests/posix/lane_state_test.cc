@@ -461,7 +461,7 @@ struct Stream {
     }
   }
 
-  // StepToPlain of another thread, from `base` on.
+  // WayBack::Step of another thread, from `base` on.
   void Cancel(State to, int who, int base, int seen, int end,
               Next<State>* next) const {
     const auto go = [&](int where, bool held) {

@@ -36,7 +36,7 @@ constexpr std::size_t kPiece = 64;
 constexpr int kBefore = 30;  // pieces, by TCP: both ends look for a lane
 constexpr int kStaged = 10;  // pieces, in the ring
 constexpr int kTries = 1000;
-// How long it waits for the lane (Sock::AwaitsLane).
+// How long it waits for the lane (WayBack::AwaitsLane).
 constexpr std::uint64_t kAwaitMs = 20;
 
 // What the three processes tell each other.

@@ -12,7 +12,7 @@ namespace {
 
 // --- Threads that sleep in poll() for one stream
 
-// The rules of Polling::Sleep, Sock::RingForPoll and Sock::SetNotify: each
+// The rules of Polling::Sleep, LaneNotice::EnterPoll and LaneNotice::Set: each
 // thread has a bell of its own, which the stream gets from the first of them;
 // somebody may give it another one meanwhile (a registration in an epoll set).
 // What tells of that is the poll bell, which is in the set of each and which
@@ -21,9 +21,9 @@ namespace {
 struct Polls {
   bool own_bell_only = false;        // not the one that the stream rings
   bool no_look_at_the_bell = false;  // bells_still
-  bool counted_late = false;         // poll_sleepers, behind that
+  bool counted_late = false;         // the count, behind that
   bool look_before_arm = false;
-  bool nobody_kicked = false;   // SetNotify: KickPollers
+  bool nobody_kicked = false;   // Set: KickPollers
   bool kicks_before = false;    // ... before the stream has the other bell
   bool no_heavy_fence = false;  // Arm
   bool nap_without_end = false;

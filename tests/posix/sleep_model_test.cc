@@ -227,7 +227,7 @@ struct Input {
   bool no_look = false;          // SleepRx: the slot after the wish
   bool bit_after_bump = false;   // AfterPublish
   bool pin_after_look = false;   // SleepOn
-  bool ask_before_bump = false;  // WakeRx: pins_ before rx_seq_
+  bool ask_before_bump = false;  // WakeRx: the count before the word
   // Two readers, as many messages; or one, and the stream changes instead.
   bool changes = false;
 

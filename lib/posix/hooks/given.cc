@@ -36,7 +36,7 @@ bool Get(const void* at, T* to) {
 
 void Give(std::int64_t number) {
   if (const SockAt given(static_cast<int>(number)); given) {
-    given->Pin(base::Reason::kPinnedSyscall);
+    given->way_back().Pin(base::Reason::kPinnedSyscall);
   }
 }
 

@@ -212,7 +212,7 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
       length >= static_cast<socklen_t>(sizeof family) &&
       base::TryLoad(&address->sa_family, &family) && family == AF_UNSPEC) {
     // A peer that hangs does not let go of the lane.
-    if (!sock->Pin(base::Reason::kPinnedOption)) {
+    if (!sock->way_back().Pin(base::Reason::kPinnedOption)) {
       errno = EBUSY;
       return -1;
     }
@@ -238,7 +238,7 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
       // It was listening until shutdown().  The kernel alone knows the options
       // of that time.
       sock->listening.store(false, std::memory_order_relaxed);
-      sock->Pin(base::Reason::kPinnedOption);
+      sock->way_back().Pin(base::Reason::kPinnedOption);
     }
     sock->SetRole(stream::Role::kConnector);
     sock->SetPeer(fd, address, length);

@@ -67,7 +67,8 @@ int Fcntl(int fd, int command, long argument) {
       if (const SockAt sock(fd); sock) {
         const int saved = errno;
         sock->nonblock.store((argument & O_NONBLOCK) != 0);
-        if (argument & O_ASYNC) sock->Pin(base::Reason::kPinnedOption);
+        if (argument & O_ASYNC)
+          sock->way_back().Pin(base::Reason::kPinnedOption);
         errno = saved;
       }
       break;
@@ -81,9 +82,9 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   const SockAt sock(fd);
   if (sock && !sock->listening.load(std::memory_order_relaxed)) {
     int bytes = 0;
-    if ((request == FIONREAD && sock->ReadableBytes(&bytes)) ||
+    if ((request == FIONREAD && sock->answers().Readable(&bytes)) ||
         ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
-         sock->UnsentBytes(request == SIOCOUTQNSD, &bytes))) {
+         sock->answers().Unsent(request == SIOCOUTQNSD, &bytes))) {
       return Put(argument, &bytes, sizeof bytes);
     }
   }
@@ -93,11 +94,11 @@ int Ioctl(int fd, unsigned long request, void* argument) {
     if (request == SIOCATMARK) {
       // Bytes that were read ahead lie before the mark.
       int* const at = static_cast<int*>(argument);
-      if (*at != 0 && sock->HasReadAhead()) *at = 0;
+      if (*at != 0 && sock->answers().HasReadAhead()) *at = 0;
     } else if (request == FIONBIO) {
       sock->nonblock.store(*static_cast<int*>(argument) != 0);
     } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
-      sock->Pin(base::Reason::kPinnedOption);
+      sock->way_back().Pin(base::Reason::kPinnedOption);
     }
   }
   return result;
@@ -122,7 +123,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
                                                   : Put(value, &kept, room);
     }
     // This option receives.
-    if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
+    if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->way_back().PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);
   if (result != 0) return result;
@@ -134,7 +135,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     if (sock && sock->mode() != Mode::kPlain) {
       const std::size_t told = std::min<std::size_t>(*length, sizeof error);
       std::memcpy(&error, value, told);
-      const int own = sock->TakeError();
+      const int own = sock->answers().TakeError();
       if (error == 0) error = own;
       std::memcpy(value, &error, told);
     }
@@ -143,7 +144,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     const SockAt sock(fd);
     if (sock && sock->mode() == Mode::kEngine) {
       auto* const state = static_cast<std::uint8_t*>(value);
-      *state = sock->TcpState(*state);
+      *state = sock->answers().TcpState(*state);
     }
   }
   return result;
@@ -155,7 +156,7 @@ int getpeername(int fd, sockaddr* address, socklen_t* length) {
   {
     const SockAt sock(fd);
     if (sock && sock->mode() == Mode::kEngine &&
-        sock->TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
+        sock->answers().TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
       errno = ENOTCONN;
       return -1;
     }
@@ -204,7 +205,7 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
       sock->BoundSends();
       break;
     case SO_RCVLOWAT:  // a negative mark is all that there is room for
-      if (number > 1 || number < 0) sock->PinByOption();
+      if (number > 1 || number < 0) sock->way_back().PinByOption();
       break;
     case SO_ZEROCOPY:
       sock->zero_copy().Set(number != 0);
@@ -218,13 +219,13 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
     case SO_TIMESTAMP_NEW:
     case SO_TIMESTAMPNS_NEW:
     case SO_TIMESTAMPING_NEW:
-      if (number != 0) sock->PinByOption();
+      if (number != 0) sock->way_back().PinByOption();
       break;
     case SO_MAX_PACING_RATE:  // ~0: no rate; a rate is to be kept
-      if (!Unpaced(value, length)) sock->PinByOption();
+      if (!Unpaced(value, length)) sock->way_back().PinByOption();
       break;
     case SO_PEEK_OFF:  // -1 is no offset
-      if (number >= 0) sock->PinByOption();
+      if (number >= 0) sock->way_back().PinByOption();
       break;
     default:
       break;
@@ -236,7 +237,7 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
   const SockAt sock(fd);
-  if (sock && Blinds(level, name)) sock->PinByOption();
+  if (sock && Blinds(level, name)) sock->way_back().PinByOption();
   if (sock && Keeps(&*sock, level, name, value, length)) return 0;
   const int result = real::setsockopt(fd, level, name, value, length);
   if (!sock || result != 0) return result;
@@ -249,7 +250,7 @@ int setsockopt(int fd, int level, int name, const void* value,
   } else if (level == IPPROTO_TCP && name == TCP_INQ) {
     sock->ancillary().Set(Ancillary::kLeft, number != 0);
   } else if (level == IPPROTO_TCP && name == TCP_ULP) {
-    sock->PinByOption();
+    sock->way_back().PinByOption();
   }
   return result;
 }

@@ -520,7 +520,7 @@ void BeforeAio(long count, void** blocks) {
       return;
     }
     if (const SockAt sock(static_cast<int>(number)); sock) {
-      sock->Pin(base::Reason::kPinnedSyscall);
+      sock->way_back().Pin(base::Reason::kPinnedSyscall);
     }
   }
 }

@@ -260,7 +260,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   // A lane cannot say when bytes came.
   if (sock->ancillary().Tells(Ancillary::kTime) && !sock->Kernels())
       [[unlikely]] {
-    sock->Pin(base::Reason::kPinnedOption);
+    sock->way_back().Pin(base::Reason::kPinnedOption);
   }
   bool raw = false;
   const ssize_t n =
@@ -354,7 +354,8 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
       return hook::preadv2(fd, cut, pieces, offset, flags);
     });
   }
-  if ((flags & ~kVectorFlags) != 0) sock->Pin(base::Reason::kPinnedOption);
+  if ((flags & ~kVectorFlags) != 0)
+    sock->way_back().Pin(base::Reason::kPinnedOption);
   return sock->Recv(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::preadv2(fd, iov, count, offset, flags); });

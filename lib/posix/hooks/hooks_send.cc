@@ -91,8 +91,9 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
 // adopted meanwhile.  poll() reports a completion of MSG_ZEROCOPY until it is
 // read, as it would an error, and so does not tell when there is room.
 bool GoesByParts(Sock* sock, std::size_t length, int flags) {
-  return length > Sock::kSendPart && (flags & ~MSG_NOSIGNAL) == 0 &&
-         sock->MayLeaveTcp() && !Engine(sock) && !sock->zero_copy().on() &&
+  return length > SendGate::kPart && (flags & ~MSG_NOSIGNAL) == 0 &&
+         sock->lane_state().MayLeaveTcp(LaneState::kWeak) && !Engine(sock) &&
+         !sock->zero_copy().on() &&
          !sock->nonblock.load(std::memory_order_relaxed);
 }
 
@@ -100,15 +101,15 @@ bool GoesByParts(Sock* sock, std::size_t length, int flags) {
 template <class Raw>
 ssize_t SendByParts(int fd, const void* from, std::size_t length, int flags,
                     Sock* sock, Raw&& raw) {
-  const std::uint32_t life = sock->Life();
+  const std::uint32_t life = sock->calls().Life();
   const std::uint32_t signals = tls_signals.any;
   const iovec whole{const_cast<void*>(from), length};
-  const iovec part{whole.iov_base, Sock::kSendPart};
+  const iovec part{whole.iov_base, SendGate::kPart};
   const ssize_t n = sock->Send(fd, &part, 1, part.iov_len, flags,
                                [&] { return raw(part.iov_len); });
   if (n < static_cast<ssize_t>(part.iov_len)) return n;
-  return sock->SendParts(fd, whole, part.iov_len, flags, life, signals,
-                         &GoesOn);
+  return sock->send_gate().SendParts(fd, whole, part.iov_len, flags, life,
+                                     signals, &GoesOn);
 }
 
 [[gnu::noinline]] ssize_t LongWrite(int fd, const void* from, size_t length,
@@ -137,7 +138,7 @@ ssize_t SendByParts(int fd, const void* from, std::size_t length, int flags,
 
 [[gnu::noinline, gnu::hot]] ssize_t PlainWrite(int fd, const void* from,
                                                size_t length, Sock* sock) {
-  if (length <= Sock::kSendPart) [[likely]] {
+  if (length <= SendGate::kPart) [[likely]] {
     Sock::InKernel in(sock);
     if (in.May(fd, Mode::kPlain)) [[likely]]
       return in.Sent(direct::write(fd, from, length));
@@ -169,7 +170,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   if (__builtin_expect((flags & kNotQuick) == 0, 1)) {
     return sock->Send(fd, iov, count, total, flags, raw);
   }
-  if (flags & kKernelSend) sock->Pin(base::Reason::kPinnedOption);
+  if (flags & kKernelSend) sock->way_back().Pin(base::Reason::kPinnedOption);
   ZeroCopy* const zero_copy =
       flags & MSG_ZEROCOPY ? sock->zero_copy().ForCall() : nullptr;
   bool by_kernel = false;
@@ -214,7 +215,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::noinline, gnu::hot]] ssize_t PlainSend(int fd, const void* from,
                                               size_t length, int flags,
                                               Sock* sock) {
-  if (length <= Sock::kSendPart) [[likely]] {
+  if (length <= SendGate::kPart) [[likely]] {
     Sock::InKernel in(sock);
     if (in.May(fd, Mode::kPlain)) [[likely]]
       return in.Sent(direct::send(fd, from, length, flags));
@@ -249,7 +250,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                ? sock->QuickSend(StillAt(fd, sock), iov->iov_base, total)
                : 0;
   }
-  if (total - 1 >= kMost || sock->source() != nullptr) return 0;
+  if (total - 1 >= kMost || sock->notice().source() != nullptr) return 0;
   char all[kMost];
   char* to = all;
   for (const iovec* end = iov + count; iov != end; ++iov) {
@@ -502,7 +503,8 @@ ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
       return hook::pwritev2(fd, cut, pieces, offset, flags);
     });
   }
-  if ((flags & ~kVectorFlags) != 0) sock->Pin(base::Reason::kPinnedOption);
+  if ((flags & ~kVectorFlags) != 0)
+    sock->way_back().Pin(base::Reason::kPinnedOption);
   return sock->Send(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::pwritev2(fd, iov, count, offset, flags); });

@@ -97,7 +97,7 @@ class SendBuffer {
 // have.  0: there are none, or none any more.
 ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
                      unsigned flags) {
-  std::size_t most = sock->UnreadBytes();
+  std::size_t most = sock->read_ahead().Bytes();
   char piece[4096];  // any pipe with room takes so much at once
   if (most > sizeof piece) most = sizeof piece;
   if (most > length) most = length;
@@ -119,7 +119,7 @@ ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
 [[gnu::cold]] ssize_t SendfileFrom(Sock* sock, int in, int out, size_t count) {
   struct stat what {};
   if (::fstat(out, &what) != 0 || !S_ISFIFO(what.st_mode)) return 0;
-  sock->Pin(base::Reason::kPinnedSyscall);
+  sock->way_back().Pin(base::Reason::kPinnedSyscall);
   return SpliceUnread(sock, in, out, count, 0);
 }
 
@@ -143,7 +143,7 @@ Way Over(Filing& filing, ssize_t n) {
   return kOver;
 }
 
-bool ByBuffer(const Sock* sock) {
+bool ByBuffer(Sock* sock) {
   return Engine(sock) || sock->send_gate().AwaitsLane();
 }
 
@@ -160,7 +160,9 @@ Way SendByKernel(Filing& filing) {
       if (!GoesOn(filing.out, POLLOUT, filing.signals)) return Over(filing, 0);
     }
     const std::size_t left = filing.count - filing.done;
-    const std::size_t part = sock->MayLeaveTcp() && left > kPart ? kPart : left;
+    const std::size_t part =
+        sock->lane_state().MayLeaveTcp(LaneState::kWeak) && left > kPart ? kPart
+                                                                         : left;
     bool raw = false;
     const ssize_t n = sock->Send(filing.out, nullptr, 0, 0, 0, [&] {
       raw = true;
@@ -301,13 +303,14 @@ ssize_t sendfile64(int out, int in, off64_t* offset, size_t count) {
 ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset,
                size_t length, unsigned flags) {
   if (Sock* sock = LookupSock(in)) {
-    sock->Pin(base::Reason::kPinnedSyscall);
+    sock->way_back().Pin(base::Reason::kPinnedSyscall);
     if (in_offset == nullptr && out_offset == nullptr) {
       const ssize_t n = SpliceUnread(sock, in, out, length, flags);
       if (n != 0) return n;
     }
   }
-  if (const SockAt sock(out); sock) sock->Pin(base::Reason::kPinnedSyscall);
+  if (const SockAt sock(out); sock)
+    sock->way_back().Pin(base::Reason::kPinnedSyscall);
   return real::splice(in, in_offset, out, out_offset, length, flags);
 }
 

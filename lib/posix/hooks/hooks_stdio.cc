@@ -23,7 +23,8 @@
 namespace rcsock::posix::hook {
 
 void BeforeStdio(int fd) {
-  if (const SockAt sock(fd); sock) sock->Pin(base::Reason::kPinnedFdopen);
+  if (const SockAt sock(fd); sock)
+    sock->way_back().Pin(base::Reason::kPinnedFdopen);
 }
 
 // freopen gives the number to another file by a dup3 of its own.

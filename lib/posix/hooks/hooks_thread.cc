@@ -37,7 +37,7 @@ void BeforeAsynchronous(const Block* block) {
   if (Null(block) || base::tls_internal) return;
   const int saved = errno;
   if (const SockAt sock(block->aio_fildes); sock) {
-    sock->Pin(base::Reason::kPinnedSyscall);
+    sock->way_back().Pin(base::Reason::kPinnedSyscall);
   }
   errno = saved;
 }

@@ -280,7 +280,7 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
     // Pins first.  Otherwise frames would be edges.
     if (op != EPOLL_CTL_DEL && MayBeSet(number) &&
         !sock->listening.load(std::memory_order_relaxed)) {
-      sock->Pin(base::Reason::kPinnedOption);
+      sock->way_back().Pin(base::Reason::kPinnedOption);
     }
     return real::epoll_ctl(number, op, fd, event);
   }
@@ -290,7 +290,7 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
     // waits there sees the kernel's events alone.
     if (result == 0 && op == EPOLL_CTL_ADD && file != nullptr &&
         file->kind == FileKind::kSock && !base::tls_internal) {
-      static_cast<Sock*>(file)->Pin(base::Reason::kRawCalls);
+      static_cast<Sock*>(file)->way_back().Pin(base::Reason::kRawCalls);
     }
     return result;
   }

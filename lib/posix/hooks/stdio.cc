@@ -56,7 +56,7 @@ namespace {
 // The number by which the hooks know what the FILE's number names, or -1.
 int Followed(const FILE* file) {
   const int fd = file->_fileno;
-  const Sock* sock = LookupSock(fd);
+  Sock* sock = LookupSock(fd);
   // perror() writes to a copy of 2, made past the hooks.
   const int known = sock != nullptr ? fd : STDERR_FILENO;
   if (sock == nullptr) {
@@ -183,7 +183,7 @@ bool Seen() {
 void BeforeStandardNumber(Sock* sock) {
   // In a sandbox no stream leaves TCP, and rcsock makes no new call.
   if (ProcessPinned() == base::Reason::kSandboxed) return;
-  if (!Seen()) sock->Pin(base::Reason::kPinnedFdopen);
+  if (!Seen()) sock->way_back().Pin(base::Reason::kPinnedFdopen);
 }
 
 void BeforeReplacing(Sock* sock, int to) {

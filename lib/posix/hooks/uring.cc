@@ -55,7 +55,7 @@ void Leave(int fd) {
   if (file->kind == FileKind::kSock) {
     auto* sock = static_cast<Sock*>(file);
     if (!sock->listening.load(std::memory_order_relaxed)) {
-      sock->Pin(base::Reason::kPinnedIoUring);
+      sock->way_back().Pin(base::Reason::kPinnedIoUring);
     }
   } else {
     // One of rcsock's epoll sets.  POLL_ADD can be answered.  For any other

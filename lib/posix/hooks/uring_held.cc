@@ -164,7 +164,7 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
     bool& waits = Reads(request) ? reads_wait : writes_wait;
     int result = -EAGAIN;
     std::uint32_t flags = 0;
-    if (Lookup(fd) != held->sock || held->sock->Life() != held->life) {
+    if (Lookup(fd) != held->sock || held->sock->calls().Life() != held->life) {
       result = -EBADF;  // closed past rcsock
     } else if (IsPoll(request) || !waits) {
       result = Attempt(&request, &flags);
@@ -266,7 +266,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
                  Hold(FindOrMake(ring_fd), {.request = request,
                                             .quiet = quiet,
                                             .sock = sock,
-                                            .life = sock->Life(),
+                                            .life = sock->calls().Life(),
                                             .data = data})) {
         verdict.fate = Fate::kHeld;
       } else if (request.done > 0) {

@@ -300,7 +300,7 @@ void BeforeConnect(const io_uring_sqe& request) {
       !base::TryGet(&copy, address, length) ||
       (copy.ss_family != AF_INET && copy.ss_family != AF_INET6) ||
       sock->listening.load(std::memory_order_relaxed)) {
-    sock->Pin(base::Reason::kPinnedIoUring);
+    sock->way_back().Pin(base::Reason::kPinnedIoUring);
     return;
   }
   sock->SetRole(stream::Role::kConnector);
@@ -327,7 +327,7 @@ void Discover(int fd) {
   Bind(fd, sock);
   if (const SockAt bound(fd); bound) {
     if (moved) {
-      bound->Pin(base::Reason::kPinnedSyscall);
+      bound->way_back().Pin(base::Reason::kPinnedSyscall);
     } else {
       bound->SeekIfWorth();
     }

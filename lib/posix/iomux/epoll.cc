@@ -359,7 +359,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
     event = &told;
   }
   if (nested_.load(std::memory_order_relaxed) && op == EPOLL_CTL_ADD) {
-    sock->Pin(base::Reason::kPinnedOption);
+    sock->way_back().Pin(base::Reason::kPinnedOption);
   }
   Critical critical;
   CtlCall call(this, op, fd, sock, event);
@@ -392,7 +392,7 @@ void EpollSet::SetNested() {
       interest_latch.unlock();
     }
     if (member == nullptr) continue;
-    member->Pin(base::Reason::kPinnedOption);
+    member->way_back().Pin(base::Reason::kPinnedOption);
     // Another thread may have taken the stream from its lane, and not yet have
     // moved its registrations.
     Registrations::Get().ToKernel(member);

@@ -14,8 +14,8 @@ namespace rcsock::posix {
 
 namespace {
 
-bool Marks(const Sock* sock) {
-  return (sock->notify_bits() & lane::kNotifyRxBits) != 0;
+bool Marks(Sock* sock) {
+  return (sock->notice().bits() & lane::kNotifyRxBits) != 0;
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ void EpollSet::Heat(Interest* interest, Sock* sock) {
                                    static_cast<std::uint32_t>(EPOLLET);
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   if ((events & EPOLLIN) == 0 || (events & kOther) != 0 ||
-      sock->source() != nullptr) {
+      sock->notice().source() != nullptr) {
     return;
   }
   interest_latch.lock();
@@ -77,17 +77,18 @@ bool EpollSet::SetMarks(const Direct& direct, bool on) {
     sock->tx_latch.unlock();
     return false;
   }
-  const std::uint32_t bits = sock->notify_bits() & ~lane::kNotifyRxBits;
+  const std::uint32_t bits = sock->notice().bits() & ~lane::kNotifyRxBits;
   interest_latch.lock();
   // A lane with a source was never hot.
   const bool can = sock->lane() == direct.lane && sock->OnLane() &&
-                   sock->source() == nullptr && sock->interests == interest &&
+                   sock->notice().source() == nullptr &&
+                   sock->interests == interest &&
                    interest->next_of_sock == nullptr && interest->set == this &&
                    interest->direct.load(std::memory_order_relaxed) &&
                    bits == (lane::kNotifyRxPoller | lane::kNotifyTxPoller) &&
-                   sock->bell() == bell();
+                   sock->notice().bell() == bell();
   interest_latch.unlock();
-  if (can) sock->Wish(on ? bits | lane::kNotifyRxBits : bits);
+  if (can) sock->notice().Wish(on ? bits | lane::kNotifyRxBits : bits);
   sock->rx_latch.unlock();
   sock->tx_latch.unlock();
   return can;

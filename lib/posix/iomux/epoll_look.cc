@@ -68,7 +68,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   // `told` keeps the list from reporting it again.
   if (!by_list && !interest->ready.load(std::memory_order_relaxed) &&
       sock->OnLane() &&
-      (sock->source() == nullptr ||
+      (sock->notice().source() == nullptr ||
        direct.lane->State() == base::Reason::kNone)) {
     // As in the kernel, an edge is reported with all that holds.  Without an
     // edge, the list looks at room in every wait.

@@ -281,7 +281,7 @@ bool EpollSet::HasUnread() {
     }
     Sock* const sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd ||
-        (sock->UnreadBytes() == 0 && !sock->HasError())) {
+        (sock->read_ahead().Bytes() == 0 && !sock->HasError())) {
       continue;
     }
     // Called before interest_latch, since it takes the stream's latch.

@@ -190,7 +190,7 @@ void MoveWaiting() {
     // Since MoveAll the stream has been to TCP and back.
     const bool anew = sock->mode() == Mode::kEngine && !sock->interests_user;
     interest_latch.unlock();
-    if (stay != base::Reason::kNone) sock->LeaveForGood(stay);
+    if (stay != base::Reason::kNone) sock->way_back().PinSoon(stay);
     if (!anew || interests.ToUser(sock)) sock->Moved();
     sock->Unref();
     sock = next;
@@ -232,7 +232,7 @@ bool Interests::ToUser(Sock* sock) {
       std::exchange(sock->interests_stay, base::Reason::kNone);
   interest_latch.unlock();
   // A registration cannot leave the kernel, which sees TCP alone.
-  if (stay != base::Reason::kNone) sock->LeaveForGood(stay);
+  if (stay != base::Reason::kNone) sock->way_back().PinSoon(stay);
   return true;
 }
 
@@ -399,7 +399,7 @@ bool Interests::Kept(Sock* sock) {
 }
 
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
-  const bool unread = sock->UnreadBytes() > 0;
+  const bool unread = sock->read_ahead().Bytes() > 0;
   // Called before interest_latch, since it takes the stream's latch.
   const bool failed = sock->HasError();
   Critical critical;
@@ -453,14 +453,16 @@ void Interests::NotifyLatched(Sock* sock) {
     if (only != nullptr && only != i->set) several = true;
     only = i->set;
     bell = i->set->bell();
-    if (sock->link() != nullptr) i->set->AddLink(sock->link());
-    if (sock->source() != nullptr) i->set->AddSource(sock->source());
+    if (sock->notice().link() != nullptr)
+      i->set->AddLink(sock->notice().link());
+    if (sock->notice().source() != nullptr)
+      i->set->AddSource(sock->notice().source());
     looked_at |= Registry::ChooseDirect(i);
     bits |=
         lane::kNotifyRxPoller | lane::kNotifyTxPoller |
         (i->direct.load(std::memory_order_relaxed) ? 0u : lane::kNotifyRxBits);
   }
-  sock->ReportedBy(sock->interests);
+  sock->notice().ReportedBy(sock->interests, TablePlace(sock->fd()));
   interest_latch.unlock();
   // The stream rings one bell.  With several sets, perhaps no thread waits on
   // the set of that bell.  So the stream rings the conductor's, which tells all
@@ -470,9 +472,9 @@ void Interests::NotifyLatched(Sock* sock) {
   // peer's line and a heavy fence, and the next registration will want this
   // bell again.  The conductor's bell does not stay; it was for the switch,
   // which is over.
-  if (bits == 0 && sock->bell() != 0) return;
-  if (bits != sock->notify_bits() || bell != sock->bell()) {
-    sock->SetNotify(bits, bell);
+  if (bits == 0 && sock->notice().bell() != 0) return;
+  if (bits != sock->notice().bits() || bell != sock->notice().bell()) {
+    sock->notice().Set(bits, bell);
   } else if (!looked_at) {
     return;
   }

@@ -207,7 +207,7 @@ class Polling {
       if (members_[m].file->kind == FileKind::kSock) {
         bool plain = false;
         auto* sock = static_cast<Sock*>(members_[m].file);
-        lane::Source* source = sock->source();
+        lane::Source* source = sock->notice().source();
         if (source != nullptr && source != drained) {
           Critical critical;
           source->Drain();
@@ -381,7 +381,7 @@ class Polling {
     // A futex takes no mask.
     if (limits_.mask() != nullptr) return nullptr;
     auto* sock = static_cast<Sock*>(members_[0].file);
-    return sock->source() == nullptr ? sock : nullptr;
+    return sock->notice().source() == nullptr ? sock : nullptr;
   }
 
   // Whether the sleep was on the word of the only stream.
@@ -423,8 +423,8 @@ class Polling {
     bool complete = true;
     for (nfds_t m = 0; m < mine_ && complete; ++m) {
       if (members_[m].file->kind == FileKind::kSock) {
-        complete =
-            sources_.Want(static_cast<Sock*>(members_[m].file)->source());
+        complete = sources_.Want(
+            static_cast<Sock*>(members_[m].file)->notice().source());
         continue;
       }
       auto* set = static_cast<EpollSet*>(members_[m].file);
@@ -442,8 +442,7 @@ class Polling {
     for (nfds_t m = 0; m < mine_; ++m) {
       if (members_[m].file->kind != FileKind::kSock) continue;
       auto* sock = static_cast<Sock*>(members_[m].file);
-      sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
-      sock->RingForPoll(OwnBell(conductor));
+      sock->notice().EnterPoll(OwnBell(conductor));
     }
     sources_.Arm();
   }
@@ -456,7 +455,8 @@ class Polling {
       // bell, armed or not.
       if (bell > 0 && (wanted & lane::BellBit(bell)) == 0) return false;
       if (members_[m].file->kind == FileKind::kSock &&
-          !sources_.Wanted(static_cast<Sock*>(members_[m].file)->source())) {
+          !sources_.Wanted(
+              static_cast<Sock*>(members_[m].file)->notice().source())) {
         return false;
       }
     }
@@ -531,16 +531,16 @@ class Polling {
       for (nfds_t m = 0; m < polling->mine_; ++m) {
         File* file = polling->members_[m].file;
         if (file->kind != FileKind::kSock) continue;
-        static_cast<Sock*>(file)->poll_sleepers.fetch_sub(
-            1, std::memory_order_seq_cst);
+        static_cast<Sock*>(file)->notice().LeavePoll();
       }
       errno = saved;
     }
   };
 
   static int BellOf(File* file) {
-    return file->kind == FileKind::kSock ? static_cast<Sock*>(file)->bell()
-                                         : static_cast<EpollSet*>(file)->bell();
+    return file->kind == FileKind::kSock
+               ? static_cast<Sock*>(file)->notice().bell()
+               : static_cast<EpollSet*>(file)->bell();
   }
 
   pollfd* fds_;

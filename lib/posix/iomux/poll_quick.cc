@@ -29,7 +29,7 @@ struct Looked {
     ++looked->kernels;
     return 0;
   }
-  lane::Source* const source = sock->source();
+  lane::Source* const source = sock->notice().source();
   if (source == nullptr) return Sock::kNotLooked;
   if (source != *drained) source->Drain();
   *drained = source;

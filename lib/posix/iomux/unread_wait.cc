@@ -11,7 +11,7 @@ constexpr int kReadable = POLLIN | POLLRDNORM;
 
 bool HasUnread(int fd) {
   Sock* sock = LookupSock(fd);
-  return sock != nullptr && sock->UnreadBytes() > 0;
+  return sock != nullptr && sock->read_ahead().Bytes() > 0;
 }
 
 bool HasError(int fd) {
@@ -95,7 +95,7 @@ int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity) {
     }
     Sock* sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd ||
-        (sock->UnreadBytes() == 0 && !sock->HasError())) {
+        (sock->read_ahead().Bytes() == 0 && !sock->HasError())) {
       continue;
     }
     found += InterestsUnread(sock, set, events + found, capacity - found);

@@ -75,7 +75,7 @@ void ForkPrepare() {
   // Both processes will hold the connections, so no connection may take a lane
   // from now on, or stay on one, unless it is hidden from the child.
   BeginFork();
-  ForEachSock([](Sock* sock) { sock->Hold(); });
+  ForEachSock([](Sock* sock) { sock->holders().Make(); });
   const bool hides = PrepareToHide();
   const auto leaves = [hides](Sock* sock) {
     return sock->Engaged() && !(hides && sock->claim().MayHide(false));
@@ -90,12 +90,13 @@ void ForkPrepare() {
     // no lane.
     AskThenAwait(
         [&](Sock* sock) {
-          if (leaves(sock)) sock->StepToPlain(base::Reason::kPinnedFork);
+          if (leaves(sock)) sock->way_back().Step(base::Reason::kPinnedFork);
         },
         [&](Sock* sock, std::uint64_t deadline) {
-          if (leaves(sock)) sock->ToPlain(base::Reason::kPinnedFork, deadline);
+          if (leaves(sock))
+            sock->way_back().ToPlain(base::Reason::kPinnedFork, deadline);
         });
-    ForEachSock([](Sock* sock) { sock->MarkFork(); });
+    ForEachSock([](Sock* sock) { sock->holders().Mark(); });
     Lock();
     bool late = false;
     ForEachSock([&](Sock* sock) {
@@ -113,7 +114,7 @@ void ForkPrepare() {
   // ForkChild takes that as told.
   static constinit std::uint32_t forks = 0;
   tls_fork = ++forks;
-  ForEachSock([&](Sock* sock) { sock->ShareByFork(tls_fork, hides); },
+  ForEachSock([&](Sock* sock) { sock->holders().ShareByFork(tls_fork, hides); },
               Which::kHidden);
   base::LowNumberForkLock();
 }
@@ -203,7 +204,7 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
 
 void ForkFailed() {
   if (InBorrowedMemory()) return;  // nor was anything counted
-  ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); },
+  ForEachSock([](Sock* sock) { sock->holders().UnshareByFork(tls_fork); },
               Which::kHidden);
 }
 

@@ -198,8 +198,9 @@ void Handover::GiveAway(Sock* sock) {
   for (int i = 0; i < given_count_; ++i) {
     if (given_[i].sock == sock) return;
   }
-  if (given_count_ < kMost) given_[given_count_++] = {sock, sock->Life()};
-  sock->GivenAway();
+  if (given_count_ < kMost)
+    given_[given_count_++] = {sock, sock->calls().Life()};
+  sock->holders().GiveAway();
 }
 
 void Handover::FromOurs() {
@@ -222,7 +223,8 @@ void Handover::FromOurs() {
         // This comes first, so that LaneOpen and TryAdopt see it if this thread
         // does not see what they did.
         follows ? sock->across_exec().AddHolder() : GiveAway(sock);
-        if (sock->Engaged() && !sock->ToPlain(base::Reason::kPinnedExec)) {
+        if (sock->Engaged() &&
+            !sock->way_back().ToPlain(base::Reason::kPinnedExec)) {
           base::Log("fd %d: its peer did not answer before exec", fd);
           GiveAway(sock);
           follows = false;
@@ -230,16 +232,16 @@ void Handover::FromOurs() {
       }
       follows = follows && Bequeath(sock, SocketInode(fd));
     }
-    if (sock->UnreadBytes() == 0) continue;
+    if (sock->read_ahead().Bytes() == 0) continue;
     // The file actions of posix_spawn may give the program a number that is
     // closed here.
     if (!spawn_ && !kept) continue;
     if (!known_) {
-      if (spawn_ && kept) CountLost(sock, sock->UnreadBytes(), &stats);
+      if (spawn_ && kept) CountLost(sock, sock->read_ahead().Bytes(), &stats);
       continue;
     }
     if (spawn_ && !follows) GiveAway(sock);
-    Pass(sock->UnreadFd(), true);
+    Pass(sock->read_ahead().Fd(), true);
   }
 }
 
@@ -256,14 +258,14 @@ void Handover::FromBorrowed() {
     Sock* sock = FindInode(inode, fd);
     if (sock == nullptr) continue;
     sock->copy().Reveal();
-    if (Passed(sock->holding())) continue;
+    if (Passed(sock->holders().number())) continue;
     // This comes first, so that TryAdopt sees it if this thread does not see
     // what TryAdopt did.
     bool follows = Follows(sock);
     if (!follows) sock->across_exec().SpoilForNext(fd);
     follows ? sock->across_exec().AddHolder() : GiveAway(sock);
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
-      if (i % 10 == 0) sock->AskFromBorrowed();
+      if (i % 10 == 0) sock->way_back().AskFromBorrowed();
       base::SleepThrough(i < 50 ? 100'000 : 10'000'000);
     }
     if (sock->mode() == Mode::kEngine) {
@@ -272,12 +274,12 @@ void Handover::FromBorrowed() {
       follows = false;
     }
     if (follows) Bequeath(sock, inode);
-    if (sock->UnreadBytes() == 0) continue;
+    if (sock->read_ahead().Bytes() == 0) continue;
     if (!known_) {
-      CountLost(sock, sock->UnreadBytes(), &stats);
+      CountLost(sock, sock->read_ahead().Bytes(), &stats);
       continue;
     }
-    Pass(sock->UnreadFd(), false);
+    Pass(sock->read_ahead().Fd(), false);
   }
 }
 
@@ -341,7 +343,7 @@ void Handover::TakeBack() {
   }
   for (; given_count_ > 0; --given_count_) {
     const auto& [sock, life] = given_[given_count_ - 1];
-    sock->TakenBack(life);
+    sock->holders().TakeBack(life);
   }
 }
 
@@ -445,7 +447,7 @@ void TakeUnread(int memory) {
   Sock* sock = Sock::New(stream::Role::kConnector, false);
   if (sock == nullptr) return;
   if (!sock->InheritUnread(memory) ||
-      TakeConnection(sock->UnreadSocket(), kMaxFds,
+      TakeConnection(sock->anchor().inode(), kMaxFds,
                      [&](int) { return sock; }) != Found::kYes) {
     sock->Unref();
   }

@@ -66,7 +66,7 @@ void LastWords(int number, siginfo_t* info, void* context) {
   }
   Stats total;
   total.CopyFrom(stats);
-  ForEachSock([&](Sock* sock) { sock->Fold(&total); });
+  ForEachSock([&](Sock* sock) { sock->tally().Fold(&total); });
   WriteStats(total);
   End(number);
 }

@@ -65,8 +65,8 @@ void Passing::Before(const msghdr* message) {
           sock->noted().Travel(fd, to_, Notes::TagAfter(tag_, index)))
         return;
       // From now on a close here is not the connection's end.
-      sock->GivenAway();
-      sock->Pin(base::Reason::kPinnedScmRights);
+      sock->holders().GiveAway();
+      sock->way_back().Pin(base::Reason::kPinnedScmRights);
       // What this process has done to the connection, or does not know, holds
       // for its next holder, too.
       if (ProcessPinned() != base::Reason::kSandboxed) Notes(fd).Spoil();

@@ -55,7 +55,7 @@ void BarriersLost() {
   conductor->Post([] {
     RevealAll();
     ForEachSock(
-        [](Sock* sock) { sock->LeaveForGood(base::Reason::kSandboxed); });
+        [](Sock* sock) { sock->way_back().PinSoon(base::Reason::kSandboxed); });
   });
 }
 
@@ -106,10 +106,10 @@ void PinProcess(base::Reason reason) {
   };
   AskThenAwait(
       [&](Sock* sock) {
-        if (!listens(sock)) sock->LeaveForGood(reason);
+        if (!listens(sock)) sock->way_back().PinSoon(reason);
       },
       [&](Sock* sock, std::uint64_t deadline) {
-        if (!listens(sock)) sock->Pin(reason, deadline);
+        if (!listens(sock)) sock->way_back().Pin(reason, deadline);
       });
 }
 
@@ -118,7 +118,7 @@ void PinProcessFromConductor(base::Reason reason) {
   RevealAll();
   ForEachSock([&](Sock* sock) {
     if (!sock->listening.load(std::memory_order_relaxed)) {
-      sock->LeaveForGood(reason);
+      sock->way_back().PinSoon(reason);
     }
   });
 }
@@ -132,7 +132,7 @@ bool BeyondLimit(std::uint64_t count) {
 void PinBySocket(std::uint64_t inode, base::Reason reason) {
   RevealAll();
   ForEachSock([&](Sock* sock) {
-    if (SocketInode(sock->fd()) == inode) sock->Pin(reason);
+    if (SocketInode(sock->fd()) == inode) sock->way_back().Pin(reason);
   });
 }
 
@@ -145,7 +145,7 @@ void BeforeExec(bool followed) {
   ClosedStreams::BeginToEnd();
   // Once the stream is the kernel's, the kernel resets as its close would.
   const auto leaves = [](Sock* sock) {
-    return KeptByExec(sock) || sock->ResetsAtClose() ||
+    return KeptByExec(sock) || sock->across_exec().Resets() ||
            sock->claim().SharesLane();
   };
   const auto ask = [&](Sock* sock) {
@@ -153,8 +153,10 @@ void BeforeExec(bool followed) {
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
-    if (closes && !sock->ResetsAtClose() && !sock->claim().SharesLane()) {
-      if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
+    if (closes && !sock->across_exec().Resets() &&
+        !sock->claim().SharesLane()) {
+      if (sock->mode() == Mode::kEngine)
+        sock->across_exec().Flush(deadline, false);
     } else if (sock->Engaged() && !sock->across_exec().Pin(deadline)) {
       // A stream that only looks for its peer is pinned, too.  If it were
       // adopted meanwhile, what it reads would end with this process.
@@ -163,11 +165,11 @@ void BeforeExec(bool followed) {
     }
     // This does not go into `stats`: an exec that fails loses nothing.
     if (!closes && !followed) {
-      if (const std::size_t n = sock->UnreadBytes()) {
+      if (const std::size_t n = sock->read_ahead().Bytes()) {
         CountLost(sock, n, &total);
       }
     }
-    sock->Fold(&total);
+    sock->tally().Fold(&total);
     // The new program holds what stays open.
     if (closes) sock->across_exec().Leave();
   });
@@ -196,16 +198,16 @@ void EnterSandbox() {
   Above::Get().BeforeSandbox();
   AskThenAwait(
       [](Sock* sock) {
-        if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
+        if (sock->Engaged()) sock->way_back().Step(base::Reason::kSandboxed);
       },
       [](Sock* sock, std::uint64_t deadline) {
-        sock->PinHere(base::Reason::kSandboxed, deadline);
+        sock->way_back().PinHere(base::Reason::kSandboxed, deadline);
       });
   base::ForgetBarriers();
   // No file can be opened later.  What comes after this is not counted.
   Stats total;
   total.CopyFrom(stats);
-  ForEachSock([&](Sock* sock) { sock->Fold(&total); });
+  ForEachSock([&](Sock* sock) { sock->tally().Fold(&total); });
   WriteStats(total);
   base::EndLog();
   EndLastWords();
@@ -235,7 +237,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   LeaveHiddenAtExit();
   if (ProcessPinned() == base::Reason::kSandboxed) {
     // This touches memory alone, and makes no call that a filter may refuse.
-    ForEachSock([](Sock* sock) { sock->LetGo(); });
+    ForEachSock([](Sock* sock) { sock->holders().LetGo(); });
     return;
   }
   const int saved = errno;
@@ -247,17 +249,18 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   AskThenAwait(
       [](Sock* sock) {
         if (sock->claim().SharesLane())
-          sock->StepToPlain(base::Reason::kPinnedFork);
+          sock->way_back().Step(base::Reason::kPinnedFork);
       },
       [](Sock* sock, std::uint64_t until) {
         if (!sock->claim().LeaveToCopies(until)) sock->claim().Lose();
       });
   ClosedStreams::BeginToEnd();
   ForEachSock([&](Sock* sock) {
-    if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
-    sock->ResetAtExit();
+    if (sock->mode() == Mode::kEngine)
+      sock->across_exec().Flush(deadline, true);
+    sock->across_exec().ResetAtExit();
     sock->noted().Leave(sock->fd());
-    sock->Account();
+    sock->tally().Account();
   });
   ClosedStreams::Flush(deadline, true);
   WriteStats(stats);

@@ -294,7 +294,8 @@ void BeforeUnseenOpen() {
   RevealAll();
   const std::uint64_t deadline = LeaveDeadline();
   ForEachSock([&](Sock* sock) {
-    if (sock->Engaged()) sock->ToPlain(base::Reason::kRawCalls, deadline);
+    if (sock->Engaged())
+      sock->way_back().ToPlain(base::Reason::kRawCalls, deadline);
   });
   errno = saved;
 }

@@ -188,7 +188,7 @@ bool Sock::RoomForRemote() {
   const bool full = !RdmaBudget::Room();
   const bool contested = RdmaBudget::Contested(now);
   if (!full && !contested) return true;
-  const Pace mine = remote_.activity.Take(now, RawBytes(), ops());
+  const Pace mine = remote_.activity.Take(now, calls_.bytes(), calls_.count());
   if (mine.span_ns == 0) return false;
   if (full) {
     if (RdmaBudget::MayChallenge(mine)) Challenge(mine);
@@ -203,7 +203,7 @@ bool Sock::TakePlace(base::Reason* why) {
   *why = Reason::kBudget;
   if (role_ == stream::Role::kConnector) {
     // It has waited in the queue for long, and has moved nothing meanwhile.
-    if (RawBytes() == remote_.sought_bytes &&
+    if (calls_.bytes() == remote_.sought_bytes &&
         now - remote_.sought_ns > RdmaBudget::kSpanNs) {
       *why = Reason::kTimeout;
       return false;
@@ -215,7 +215,7 @@ bool Sock::TakePlace(base::Reason* why) {
       return false;
     }
     // The connecting end comes again as long as there is traffic.
-    const Pace mine = remote_.activity.Take(now, RawBytes(), 0);
+    const Pace mine = remote_.activity.Take(now, calls_.bytes(), 0);
     if (mine.span_ns != 0) Challenge(mine);
     return false;
   }
@@ -418,7 +418,8 @@ void RemoteLanes::LeaveAll(std::uint64_t deadline_ns) {
     }
     base::SleepThrough(100'000);  // the conductor reads the peers' answers
   }
-  for (const Shared& sock : remotes) sock->FlushAtExit(deadline_ns);
+  for (const Shared& sock : remotes)
+    sock->across_exec().Flush(deadline_ns, false);
 }
 
 }  // namespace rcsock::posix

@@ -23,7 +23,9 @@ Sock* OwnersSock(int fd) {
 
 namespace {
 
-void PinStandard(Sock* sock) { sock->Pin(base::Reason::kPinnedFdopen); }
+void PinStandard(Sock* sock) {
+  sock->way_back().Pin(base::Reason::kPinnedFdopen);
+}
 
 constinit std::atomic<BeforeStandard> before_standard{&PinStandard};
 

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -17,11 +16,9 @@
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/target.h"
 #include "lib/posix/fd/file.h"
-#include "lib/posix/sharing/unread.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/stats.h"
 #include "lib/posix/thread/signals.h"
-#include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {
 namespace {
@@ -102,64 +99,6 @@ class Writer {
 
 }  // namespace
 
-bool Sock::Describe(SnapshotStream* to) {
-  if (listening.load(std::memory_order_relaxed) ||
-      !connected_.load(std::memory_order_relaxed)) {
-    return false;
-  }
-  const int number = fd();
-  sockaddr_storage names[2];
-  rendezvous::Address local;
-  rendezvous::Address peer;
-  if (!Names(&names[0], &names[1]) ||
-      !rendezvous::Normalise(names[0], &local, &to->local_port) ||
-      !rendezvous::Normalise(names[1], &peer, &to->peer_port)) {
-    return false;
-  }
-  std::memcpy(to->local, local.data(), sizeof to->local);
-  std::memcpy(to->peer, peer.data(), sizeof to->peer);
-  to->inode = SocketInode(rendezvous::BorrowedNumber(this));
-  to->fd = number;
-  to->acceptor = role_ == stream::Role::kAcceptor ? 1 : 0;
-
-  Latched latched(this);
-  const bool same = fd() == number && !closed_.load(std::memory_order_relaxed);
-  to->reason = static_cast<std::uint8_t>(reason_.load());
-  to->promotions = promotions_;
-  to->demotions = left_;
-  to->failovers = failed_over_;
-  const Traffic traffic = TrafficLatched();
-  to->tcp_tx_bytes = traffic.tx - traffic.lane_tx;
-  to->tcp_rx_bytes = traffic.rx - traffic.lane_rx;
-  to->lane_tx_bytes = traffic.lane_tx;
-  to->lane_rx_bytes = traffic.lane_rx;
-  to->lane_kind = lane_kind_ == lane::Kind::kRdma ? SnapshotLane::kRdma
-                                                  : SnapshotLane::kShm;
-  to->state =
-      lane_state_.Seeking() ? SnapshotState::kSeeking : SnapshotState::kTcp;
-  if (mode() == Mode::kEngine && lane_ != nullptr) {
-    to->state = OnLane() ? SnapshotState::kOnLane : SnapshotState::kSwitching;
-    if (OnLane()) to->lane = to->lane_kind;
-    to->tx_ring = lane_->TxRegion().length;
-    to->rx_ring = lane_->RxRegion().length;
-    const std::uint64_t acked = lane_->Acked();
-    to->tx_fill = lane_->Posted() - acked;
-    to->rx_fill = lane_->Readable();
-    const lane::Credits credits = lane_->credits();
-    to->credit_left = credits.left;
-    to->credit_most = credits.most;
-    if (lane_kind_ == lane::Kind::kRdma) {
-      const char* name =
-          static_cast<lane::rdma::RdmaLane*>(lane_.get())->device();
-      std::strncpy(to->device, name, sizeof to->device - 1);
-    }
-  } else if (mode() == Mode::kEngine && stream_ != nullptr &&
-             stream_->tx() != stream::Tx::kRaw) {
-    to->state = SnapshotState::kSwitching;
-  }
-  return same;
-}
-
 int TakeSnapshot() {
   base::UniqueFd file(base::OpenHigh([&] {
     return ::syscall(SYS_memfd_create, "rcsock-stat",
@@ -179,8 +118,8 @@ int TakeSnapshot() {
     // Of several descriptors, only the stream's own fd() counts.
     if (sock == nullptr || sock->fd() != fd || !sock->TryRef()) continue;
     SnapshotStream stream{};
-    const bool live = LookupSock(fd) == sock && sock->Describe(&stream);
-    if (live) sock->Fold(&total);
+    const bool live = LookupSock(fd) == sock && sock->tally().Describe(&stream);
+    if (live) sock->tally().Fold(&total);
     sock->Unref();
     if (live && !writer.Add(stream)) return -1;
   }

@@ -79,7 +79,8 @@ struct SockPool {
     while (sock != nullptr) {
       Sock* const next = sock->pool_next_;
       const bool old = sock->given_ns_ + kLateNs < now;
-      if (sock->found_in_ == looks || ((!exact || sock->InGate()) && !old)) {
+      if (sock->found_in_ == looks ||
+          ((!exact || sock->calls_.Inside()) && !old)) {
         Append(sock);
       } else {
         sock->pool_next_ = free;
@@ -180,7 +181,7 @@ void Sock::ResetSettings() {
   ancillary_.Reset();
   options_.Reset();
   zero_copy_.Reset();
-  policy_.store(Policy::kAuto, std::memory_order_relaxed);
+  control_.Reset();
   in_spawn_actions.store(false, std::memory_order_relaxed);
   terms_ = base::GetConfig().terms;
   service_.store(0, std::memory_order_relaxed);
@@ -191,15 +192,8 @@ void Sock::ResetPath() {
   mode_.Write(tx_latch, rx_latch)
       .store(Mode::kPlain, std::memory_order_relaxed);
   lane_state_.Reset();
-  leaving_since_ns_ = 0;
-  leaving_why_ = Reason::kNone;
-  tx_raw_.store(0, std::memory_order_relaxed);
-  rx_raw_.store(0, std::memory_order_relaxed);
-  ops_.store(0, std::memory_order_relaxed);
-  // Another life: a call that is counted inside still takes nothing back from
-  // it.
-  gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
-              std::memory_order_relaxed);
+  way_back_.Reset();
+  calls_.Reset();
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
   send_gate_.Reset();
@@ -216,25 +210,18 @@ void Sock::ResetEngine() {
   lane_is_shm_.Write(tx_latch, rx_latch) = false;
   quick_ = stream::Quick();
   lane_tx_ = lane_rx_ = 0;
-  link_.reset();
-  index_ = -1;
-  notify_.store(0, std::memory_order_relaxed);
-  bell_.store(0, std::memory_order_relaxed);
-  source_.store(nullptr, std::memory_order_relaxed);
-  source_wanted_ = false;
+  notice_.Reset();
   on_lane_.store(false, std::memory_order_relaxed);
   input_alone_.store(false, std::memory_order_relaxed);
   rd_shut_.Write(tx_latch, rx_latch) = false;
   lane_kind_ = lane::Kind::kShm;
   lane_epoch_ = 0;
-  starve_timer_ = starved_ = false;
-  starve_late_ = 0;
+  starvation_.Reset();
   timer_ = 0;
   settle_posted_ = false;
   settle_wait_ms_ = 1;
   settled_ = false;
-  promoted_ = false;
-  demotions_ = promotions_ = left_ = failed_over_ = 0;
+  demotions_ = 0;
   leave_uncounted_ = false;
 }
 
@@ -246,19 +233,16 @@ void Sock::ResetLife() {
   half_closed_.Write(tx_latch, rx_latch) = false;
   left_fd_.Write(tx_latch, rx_latch) = -1;
   close_timer_ = 0;
-  accounted_ = finished_ = finish_done_ = reset_ = false;
+  finished_ = finish_done_ = reset_ = false;
   across_exec_.Reset();
 }
 
 // What this process and others know of each other.
 void Sock::ResetSharing() {
-  given_away_.store(0, std::memory_order_relaxed);
-  holders_.store(-1, std::memory_order_relaxed);
-  fork_.store(0, std::memory_order_relaxed);
+  holders_.Reset();
   claim_.Reset();
   copy_.Reset();
-  told_tx_ = told_rx_ = account_tx_ = account_rx_ = 0;
-  inherited_ = false;
+  tally_.Reset();
   noted_.Reset();
 }
 
@@ -275,7 +259,7 @@ bool Sock::TryRef() {
 
 void Sock::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  Account();
+  tally_.Account();
   Critical outer;  // what ends here goes back to pools
   std::unique_ptr<Stream> stream;
   std::unique_ptr<lane::Lane> lane, parked;
@@ -293,7 +277,7 @@ void Sock::Unref() {
     parked = std::move(parked_.Write(tx_latch, rx_latch));
     lane_is_shm_.Write(tx_latch, rx_latch) = false;
     UnlistRemote();
-    link = std::move(link_);
+    link = notice_.TakeLink();
   }
   copy_.Show();
   SockPool::Give(this);
@@ -448,7 +432,9 @@ void Sock::SetListening(int fd) {
 // second-guessed.
 void Sock::Foresee() {
   const base::Config& config = base::GetConfig();
-  if (policy() != Policy::kAuto || SeeksRemote() || ops() != 0) return;
+  if (control_.policy() != ProgramControl::Policy::kAuto || SeeksRemote() ||
+      calls_.count() != 0)
+    return;
   const Prospect::Promise promise =
       Prospect::Of(service_.load(std::memory_order_relaxed));
   lane_state_.SetHopeful(promise == Prospect::Promise::kMuch);
@@ -494,9 +480,12 @@ void Sock::Inherit(const Sock& listener) {
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
   ancillary_.Inherit(listener.ancillary_);
-  if (listener.lane_state_.PinnedByOption()) PinByOption();
+  if (listener.lane_state_.PinnedByOption()) way_back_.PinByOption();
   if (listener.zero_copy_.on()) zero_copy_.Set(true);
-  if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
+  if (const auto policy = listener.control_.policy();
+      policy != ProgramControl::Policy::kAuto) {
+    control_.SetPolicy(policy);
+  }
 }
 
 // Puts the next look behind as much traffic as there has been.  From now that
@@ -504,16 +493,16 @@ void Sock::Inherit(const Sock& listener) {
 void Sock::LookAfterAsMuch() {
   constexpr std::uint32_t kMostOps = 1u << 16;
   constexpr std::uint64_t kMostBytes = 1u << 26;
-  const std::uint32_t calls = ops();
-  const std::uint64_t bytes = RawBytes();
+  const std::uint32_t calls = calls_.count();
+  const std::uint64_t bytes = calls_.bytes();
   next_ops_ = calls + std::max(std::min(calls, kMostOps), terms_.promote_ops);
   next_bytes_ =
       bytes + std::max(std::min(bytes, kMostBytes), terms_.promote_bytes);
 }
 
 void Sock::TryAgainLater() {
-  next_ops_ = ops() + terms_.promote_ops;
-  next_bytes_ = RawBytes() + terms_.promote_bytes;
+  next_ops_ = calls_.count() + terms_.promote_ops;
+  next_bytes_ = calls_.bytes() + terms_.promote_bytes;
 }
 
 }  // namespace rcsock::posix

@@ -13,6 +13,7 @@
 
 #include "lib/base/reason.h"
 #include "lib/posix/socket/io_result.h"
+#include "lib/posix/socket/sock_answers.h"
 #include "lib/posix/socket/sock_layout.h"
 #include "lib/posix/socket/sock_number.h"
 #include "lib/posix/socket/sock_place.h"
@@ -28,8 +29,6 @@ namespace rcsock::posix {
 
 struct Holding;
 struct Interest;
-struct SnapshotStream;
-struct Stats;
 struct Successor;
 
 // A TCP connection of the application, or a socket that may become one: one for
@@ -51,11 +50,9 @@ struct Successor;
 // zero the object goes back to the pool.  The pool never frees it.
 class Sock final : public SockLayout {
  public:
-  Sock();
   // Returns a stream from the pool, not connected, with one reference, which is
   // the caller's.  Returns null if there is no memory.
   static Sock* New(stream::Role role, bool nonblock);
-  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
   // Adds a reference.  Requires that the caller has one.
   void Ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
   // Takes a reference back.  The last one ends the stream, and gives the object
@@ -66,16 +63,6 @@ class Sock final : public SockLayout {
   bool TryRef();
 
   // --- The application's calls: bytes or 0, or -1 with errno
-  // The parts of a blocking send on TCP (SendParts).
-  static constexpr std::size_t kSendPart = 256 << 10;
-  // Goes on with a blocking send of which `done` bytes have gone, by parts, so
-  // that the stream can be adopted between two of them.  `life` and `signals`
-  // are what Life() and tls_signals.any were when the call began.  `goes_on`
-  // waits for room, and says whether the call goes on.  Returns all its bytes.
-  using GoesOn = bool(int fd, short events, std::uint32_t signals,
-                      std::uint64_t* left_ns);
-  ssize_t SendParts(int fd, const iovec& whole, std::size_t done, int flags,
-                    std::uint32_t life, std::uint32_t signals, GoesOn* goes_on);
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has
   // nothing to restart.  Any handler ends it where it would sleep.  The kernel
   // has no such flag.
@@ -104,8 +91,6 @@ class Sock final : public SockLayout {
     return mode() == Mode::kPlain ? lane_state_.ForCall()
                                   : LaneState::Call::kWanted;
   }
-  // Returns whether a search for a lane may begin, or is under way.
-  bool MayLeaveTcp() const { return lane_state_.MayLeaveTcp(LaneState::kWeak); }
   // Returns whether a lane may take what is sent next, even if none has it now.
   bool MayTakeLane() const {
     return mode() == Mode::kEngine || lane_state_.MayTakeLane(LaneState::kWeak);
@@ -114,8 +99,8 @@ class Sock final : public SockLayout {
   // After kMostOnTcp calls on TCP without a lane, the kernel does.
   bool MayBeCarried() const {
     constexpr std::uint32_t kMostOnTcp = 4096;
-    return MayTakeLane() && (mode() == Mode::kEngine ||
-                             ops_.load(std::memory_order_relaxed) < kMostOnTcp);
+    return MayTakeLane() &&
+           (mode() == Mode::kEngine || calls_.count() < kMostOnTcp);
   }
   // Returns whether no lane will ever come, and nothing is left over from one.
   // Then a call goes to the kernel, and Sent or Received gets its result.
@@ -192,27 +177,20 @@ class Sock final : public SockLayout {
   int QuickLook(int number, int events, bool drained);
   // Tells this thread's SpinAccount what the stream has sent.
   void CountForPoll();
-  // Stores what FIONREAD says into *bytes, and returns true.  Returns false if
-  // the kernel has the stream, and must be asked.
-  bool ReadableBytes(int* bytes) RC_EXCLUDES(interest_latch);
-  // Returns whether the process holds bytes that come before those in the
-  // kernel.
-  bool HasReadAhead() RC_EXCLUDES(interest_latch);
-  // Stores what SIOCOUTQ says into *bytes, or with `not_sent` SIOCOUTQNSD.
-  // Returns false if the kernel must be asked.
-  bool UnsentBytes(bool not_sent, int* bytes);
-  // Returns SO_ERROR of the stream itself, and clears it.  Returns 0 if there
-  // is none.
-  int TakeError() RC_EXCLUDES(interest_latch);
-  // Returns the state that TCP_INFO tells, for an anchor in the state
-  // `anchors`.  May take an end.
-  std::uint8_t TcpState(std::uint8_t anchors);
   // Bounds what a lane takes, after the program has set SO_SNDBUF.
   void BoundSends();
 
   // --- Parts, each with a header of its own
+  LaneState& lane_state() { return lane_state_; }
+  PlainCalls& calls() { return calls_; }
+  Holders& holders() { return holders_; }
+  LaneNotice& notice() { return notice_; }
+  Tally& tally() { return tally_; }
+  WayBack& way_back() { return way_back_; }
+  ReadAhead& read_ahead() { return read_ahead_; }
+  Answers answers() { return Answers(this); }
+  ProgramControl& control() { return control_; }
   TcpAnchor& anchor() { return anchor_; }
-  const TcpAnchor& anchor() const { return anchor_; }
   KeptOptions& options() { return options_; }
   Ancillary& ancillary() { return ancillary_; }
   ZeroCopyUse& zero_copy() { return zero_copy_; }
@@ -221,65 +199,19 @@ class Sock final : public SockLayout {
   NotedShare& noted() { return noted_; }
   AcrossExec& across_exec() { return across_exec_; }
   SendGate& send_gate() { return send_gate_; }
-  const SendGate& send_gate() const { return send_gate_; }
   Placement placement() { return Placement(this); }
 
-  // --- What a program that is linked with rcsock may ask (sock_control.cc)
-  struct Info {
-    bool on_lane = false;
-    lane::Kind kind = lane::Kind::kShm;
-    base::Reason reason = base::Reason::kNone;
-    std::uint64_t tx_bytes = 0;
-    std::uint64_t rx_bytes = 0;
-    std::uint64_t lane_tx_bytes = 0;
-    std::uint64_t lane_rx_bytes = 0;
-    std::uint64_t demotions = 0;
-    std::uint32_t epoch = 0;  // the lane's
-  };
-  // Returns what the stream is, and what it has moved.
-  Info Describe();
-  // Sets what the program wants.  kTcp pins the stream.  A later policy takes
-  // that pin back.
-  void SetPolicy(Policy policy);
-  Policy policy() const { return policy_.load(std::memory_order_relaxed); }
-  // Begins a search at once.  Returns 0, or an errno if no lane may come.
-  int PromoteNow();
-  // Takes the stream off its lane, and waits for that until the deadline.
-  // Returns 0, or ETIMEDOUT.
-  int DemoteNow(std::uint64_t deadline_ns);
+  // Returns what the stream is, and what its connection has moved.
+  StreamFacts FactsLatched() const RC_REQUIRES(tx_latch, rx_latch);
 
-  // Takes the stream off its lane, and pins it, so that no lane comes again:
-  // before fdopen, for instance.  Waits until the kernel has the stream, but
-  // for bytes that were read ahead (UnreadBytes).  Returns false if the peer
-  // did not answer in time.  Tells other holders that no lane may come.
-  //
-  // If the caller pins several streams, LeaveDeadline gives one deadline for
-  // all; behind it Pin looks once at each stream.  Deadline 0: a time of this
-  // stream's own.
-  bool Pin(base::Reason reason, std::uint64_t deadline_ns = 0)
-      RC_EXCLUDES(interest_latch);
-  // As Pin, but tells no other holder.  What comes next is still counted: a
-  // process that holds the connection alone may later have a lane again.
-  bool PinHere(base::Reason reason, std::uint64_t deadline_ns);
-  // Leaves the other holders.  The process ends, and can do nothing else for
-  // the stream.
-  void LetGo() RC_EXCLUDES(interest_latch);
   // Drops the bytes that were read ahead.  Requires a pinned stream, whose
   // connection the kernel has ended by connect() to no address.
   void Disconnected() RC_EXCLUDES(interest_latch);
-  // As Pin, but pins nothing, and tells no other holder.
-  bool ToPlain(base::Reason reason, std::uint64_t deadline_ns = 0);
-
   // --- Set by the hooks
   // Learns the peer's address, and applies the rules for that peer.  `fd` is
   // the stream's number.  Requires that the role is set.
   void SetPeer(int fd, const sockaddr* address, socklen_t length);
   void SetRole(stream::Role role) { role_ = role; }
-  // Pins the stream for an option that accepted sockets inherit.
-  void PinByOption() {
-    lane_state_.SetPinnedByOption();
-    Pin(base::Reason::kPinnedOption);
-  }
   bool HasLocalPeer() const {
     return local_peer_.load(std::memory_order_relaxed);
   }
@@ -343,15 +275,6 @@ class Sock final : public SockLayout {
   bool TellsInputAlone() const {
     return input_alone_.load(std::memory_order_acquire);
   }
-  // Returns the link of the stream's lane in shared memory, or null.
-  const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
-  // Returns what a thread that waits for the stream must drain, or null.
-  lane::Source* source() const {
-    return source_.load(std::memory_order_acquire);
-  }
-  // Has a lane that rings no bell ring this one.  The caller is about to sleep
-  // in poll.
-  void RingForPoll(int bell) RC_EXCLUDES(interest_latch);
   // Sleeps where a read of the stream would sleep, so that the peer wakes this
   // thread directly.  Requires a caller that waits for input here alone.
   // Returns true after input may have come, after a handler has run since the
@@ -360,84 +283,16 @@ class Sock final : public SockLayout {
   // in full.
   bool SleepForInput(int number, std::uint64_t deadline_ns,
                      std::uint32_t signals);
-  // Replaces the notify bits of the lane, if there is a lane.
-  void SetNotify(std::uint32_t bits, int bell) RC_REQUIRES(tx_latch, rx_latch);
-  // As SetNotify for a lane in shared memory, without the fence behind it.
-  void Wish(std::uint32_t bits) RC_REQUIRES(tx_latch, rx_latch);
-  int bell() const { return bell_.load(std::memory_order_relaxed); }
-  std::uint32_t notify_bits() const {
-    return notify_.load(std::memory_order_relaxed);
-  }
-  // Tells the link which lines to fetch before it reports the stream: its only
-  // registration, and its entry of the table.
-  void ReportedBy(const Interest* interest) {
-    if (link_ == nullptr) return;
-    link_->SetBeside(index_, 0, interest);
-    link_->SetBeside(index_, 1, TablePlace(fd()));
-  }
-  // Acts on what a poller has found for the stream: control messages, a dead
-  // lane.
-  void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
 
   // --- Processes (process.cc)
-  // Takes one step of ToPlain, without a wait.  Returns whether the kernel has
-  // the stream.
-  bool StepToPlain(base::Reason reason);
-  // Pins the stream, tells other holders that no lane may come, and takes one
-  // step of ToPlain.  Does not wait for the peer.
-  void LeaveForGood(base::Reason reason);
-  // Has the conductor take one step of ToPlain.  The caller is a child that
-  // borrows this process's memory, but not its descriptors.
-  void AskFromBorrowed();
-  // Makes a Holding, in which other processes may be counted, if there is none.
-  // Returns false if there is no memory.
-  bool Hold();
-  // Counts one more process that holds the connection.  While there are
-  // several, none promotes the stream.  Without memory it pins the stream.
-  // Requires the latches of a fork.
-  // `hides`: an unused copy need not be counted (PrepareToHide).
-  void ShareByFork(std::uint32_t fork, bool hides);
-  // Takes that count back, after a fork that has failed.
-  void UnshareByFork(std::uint32_t fork);
-  // Returns how many bytes that were read ahead are shared.  They exist in
-  // kUnread only.
-  std::size_t UnreadBytes() RC_EXCLUDES(interest_latch);
-  // Returns whether an error comes behind these bytes, or a completion of
-  // MSG_ZEROCOPY waits in the error queue.
+  // Returns whether an error comes behind the bytes of ReadAhead, or a
+  // completion of MSG_ZEROCOPY waits in the error queue.
   bool HasError() RC_EXCLUDES(interest_latch);
-  // Returns the inode number that these bytes are for.  Requires InheritUnread,
-  // and that no other thread knows the stream.
-  std::uint64_t UnreadSocket() const {
-    rx_latch.AssertUnshared();  // no other thread knows the stream yet
-    return unread_.socket();
-  }
-  // Returns a descriptor of these bytes, for a program about to be executed, or
-  // -1 if there are none.
-  int UnreadFd();
-  // Takes over such bytes from `memory`, in the program that was executed.
+  // Takes over bytes of ReadAhead from `memory`, in the program that was
+  // executed.  The anchor has the inode number of their connection then.
   // Returns false if `memory` has none.  Requires that no other thread knows
   // the stream.
   bool InheritUnread(int memory);
-  // Notes that a program without rcsock may hold the connection from now on.
-  // seq_cst: the thread that gives the connection away looks at mode_ after
-  // this.  TryAdopt sets mode_, and looks at this after.  One of the two sees
-  // the other.
-  void GivenAway() { given_away_.fetch_add(1, std::memory_order_seq_cst); }
-  // Takes GivenAway back: there is no such program.  `life`: what Life returned
-  // before GivenAway.
-  void TakenBack(std::uint32_t life) {
-    if (Life() == life) given_away_.fetch_sub(1, std::memory_order_seq_cst);
-  }
-  // Returns which of its connections the object is now.  While no latch is held
-  // the object may become another connection.
-  std::uint32_t Life() const {
-    return gate_.load(std::memory_order_relaxed) & kLife;
-  }
-  // Tells the offsets to other holders.  Requires that the kernel has the
-  // stream.
-  void MarkFork() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Returns the number of the Holding, or -1.
-  int holding() const { return holders_.load(); }
   // --- For a program about to be executed that will follow it (handover.cc)
   // Returns the stream of the Holding `number`, in the program that was
   // executed.  `fd` is a descriptor of the connection.  Returns null if there
@@ -454,32 +309,11 @@ class Sock final : public SockLayout {
   bool Engaged() const {
     return mode() == Mode::kEngine || lane_state_.Seeking();
   }
-  // Returns whether this process's end will be a reset that the kernel does not
-  // know of yet.
-  bool ResetsAtClose();
-  // Adds the counts to `to`, unless Account has.
-  void Fold(Stats* to) { Fold(to, false); }
-  // Describes the stream for `rcsock stat`.  Returns false if it is no
-  // connection, or no longer one.
-  bool Describe(SnapshotStream* to);
-  // Adds the counts to the process's statistics, once, and gives up the share
-  // in the connection.
-  void Account();
-  // Blocks until the kernel has what TCP still owes, or the deadline.  What the
-  // kernel has not got by then makes the end a reset: an orderly end would hide
-  // the loss.  Without `last`,
-  // AcrossExec::TakeResetBack takes this back.
-  void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
-  // Makes the kernel's end a reset if the application has not read all that the
-  // peer sent.  The process ends, and the kernel cannot always know of unread
-  // bytes.
-  void ResetAtExit();
 
  private:
   friend struct SockPool;
   friend class TcpAnchor;
   friend class ClosedStreams;
-  friend class ClaimKeeper;
   friend class UnusedCopy;
   friend class SendGate;
   friend class AcrossExec;
@@ -487,6 +321,9 @@ class Sock final : public SockLayout {
   friend class ZeroCopyUse;
   friend class Placement;
   friend class RemoteLanes;
+  friend class WayBack;
+  friend class ProgramControl;
+  friend class Answers;
 
   // --- rendezvous::Seeker, AnchorWatcher
   // lib/rendezvous/rendezvous.h says what these do.  The conductor calls them,
@@ -529,7 +366,7 @@ class Sock final : public SockLayout {
   };
   // Returns whether the object became another connection during a sleep.
   bool GoneSince(Wait& wait, int fd) const {
-    if (wait.life == Life()) [[likely]]
+    if (wait.life == calls_.Life()) [[likely]]
       return false;
     return GoneSinceToo(wait, fd);
   }
@@ -552,6 +389,8 @@ class Sock final : public SockLayout {
   }
 
   // --- Its life (sock.cc)
+  Sock();
+  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
   // Makes the object another connection.  Requires that no other thread knows
   // the stream.
   void Reset();
@@ -569,27 +408,14 @@ class Sock final : public SockLayout {
   std::shared_ptr<Sock> Share();
 
   // --- Calls of a stream on TCP (sock_plain.h)
-  std::uint32_t ops() const { return ops_.load(std::memory_order_relaxed); }
-  std::uint64_t RawBytes() const {
-    return tx_raw_.load(std::memory_order_relaxed) +
-           rx_raw_.load(std::memory_order_relaxed);
-  }
-  bool InGate() const {
-    return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
-  }
-  // Ends a call that was counted in gate_.  `entered`: what gate_ was before.
-  // If a handler jumps out of the call, its count stays until the life of the
-  // connection ends.  A call that comes out after that finds another life, and
-  // takes nothing back.
-  void LeaveGate(std::uint32_t entered);
-  // Counts `n` bytes.  `entered`, if not null, is that of a call counted in
-  // gate_.
-  void Count(std::atomic<std::uint64_t>& bytes, ssize_t n,
-             const std::uint32_t* entered);
-  // Counts for the statistics alone.  Threads that send at once may lose a
-  // count.  The object may already be another connection.
-  template <class Bytes>
-  void CountOnly(Bytes& bytes, ssize_t n);
+  // Ends a call that PlainCalls::Enter has counted.  The last one finishes an
+  // adoption that waits for it.
+  void LeaveCall(std::uint32_t entered);
+  // Counts `n` bytes of a call.  `entered`: what Enter has returned, or null.
+  void Count(PlainCalls::Way way, ssize_t n, const std::uint32_t* entered);
+  // Counts for the statistics alone.  The object may already be another
+  // connection.
+  void CountOnly(PlainCalls::Way way, ssize_t n);
 
   // --- Looking for a lane, and adoption (sock_seek.cc, sock_control.cc)
   [[gnu::noinline]] void SeekAfterCall();
@@ -688,7 +514,6 @@ class Sock final : public SockLayout {
   int WaitForMore(RecvCall& call, std::uint32_t seq) RC_REQUIRES(rx_latch);
   IoResult LeaveRecv(bool peek, IoResult::Status status, std::size_t* done)
       RC_RELEASE(rx_latch);
-  bool MayPlain(const InKernel& in, int fd) const;
   // Sends the rest of a blocking send that began on a lane.
   ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                    int flags);
@@ -728,7 +553,6 @@ class Sock final : public SockLayout {
                                 std::uint32_t seq, lane::Lane* lane);
   // Returns false if the call is not to sleep after all.
   bool MayBlock(const Wait& wait);
-  std::atomic<int>& LanePins() { return pins_[lane_pins_]; }
   void OnStarved() RC_EXCLUDES(tx_latch, rx_latch);
   void WatchStarved() RC_REQUIRES(tx_latch);
   // A stream has left its lane because its receiver did not read.  These
@@ -757,12 +581,15 @@ class Sock final : public SockLayout {
   // As TakeEnd.  If TCP has closed the anchor, takes that end, too, and returns
   // true.
   bool TakeTcpEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // ReadableBytes of a stream that the engine has, or in kUnread.
+  // Returns what FIONREAD says of a stream that the engine has, or in kUnread.
   std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Returns whether the end, or urgent data, follows what TCP has.
   bool TcpEndsNext() RC_REQUIRES(rx_latch);
 
   // --- What has changed (sock_events.cc)
+  // Acts on what a poller has found for the stream: control messages, a dead
+  // lane.
+  void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
   // Acts on what the stream reports as changed.
   void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
   // The parts of HandleChanges.
@@ -774,13 +601,9 @@ class Sock final : public SockLayout {
   void UpdateWatch() RC_REQUIRES(tx_latch, rx_latch);
   void WakeRx();
   void WakeTx();
-  void KickPollers();
-  void TellLane(std::uint32_t bits, int bell) RC_REQUIRES(tx_latch, rx_latch);
-  void WantSource(bool wanted) RC_REQUIRES(tx_latch, rx_latch);
   void OnTimer() RC_EXCLUDES(tx_latch, rx_latch);
 
   // --- Back to TCP (sock_leave.cc, sock_options.cc)
-  void KeepPlain();
   bool IsHalfClosed() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Pins a stream that is half closed.
   void HalfClosed() RC_REQUIRES(tx_latch, rx_latch);
@@ -802,14 +625,10 @@ class Sock final : public SockLayout {
   bool BackToPlain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // The parts of BackToPlain.  LeavesEngineLatched returns whether the kernel
   // may have the stream.  It sets *spilled if bytes that were read ahead lie in
-  // unread_ now.
+  // read_ahead_ now.
   bool LeavesEngineLatched(bool* spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LeaveEngineLatched(bool spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LookAfterLeaving() RC_REQUIRES(tx_latch, rx_latch);
-  // Ends ToPlain for a stream that did not reach the kernel in time.
-  void StopLeaving();
-  bool StuckOnStash();
-  bool AwaitsLane(base::Reason reason);
   void BoundSendsLatched() RC_REQUIRES(tx_latch);
 
   // --- Its end (sock_close.cc)
@@ -832,7 +651,6 @@ class Sock final : public SockLayout {
   bool EndsOn(std::uint16_t port);
   ClosedStreams::Place& closed_place() { return closed_place_; }
   void OnLinger();
-  bool ResetsAtCloseLatched() const;
   void NeverLeavesTcp(base::Reason reason);
   int LeaveKeptLatched() RC_REQUIRES(tx_latch, rx_latch);
 
@@ -884,74 +702,37 @@ class Sock final : public SockLayout {
   void LoseToParent() RC_REQUIRES(tx_latch, rx_latch);
   void ForgetMoved() RC_REQUIRES(tx_latch, rx_latch);
   bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Enters kUnread: unread_ of this stream on TCP has just been made.  The
+  // Enters kUnread: read_ahead_ of this stream on TCP has just been made.  The
   // stream is not adopted before these bytes are read, see BackToPlain.
   void BecomeUnread() RC_REQUIRES(rx_latch);
   void PutDeadSocket(const char* why);
   // In the child of fork, whose parent keeps the engine: the kernel has the
   // stream here.
   void ForgetEngine() RC_REQUIRES(tx_latch, rx_latch);
-  void ResetAtLastClose();
-  // What the parts of copies ask for (sock_hidden.cc).  MayLeaveCopies returns
-  // whether a child could have a copy.  ForgetParentsEngine: in the child, the
-  // engine is the parent's.  LoseConnection puts a dead socket in the place of
-  // the connection.  SharedUnreadLatched returns the descriptor of bytes that
-  // were read ahead and are shared, or -1.
-  bool MayLeaveCopies() const;
+  // What the parts of copies ask for (sock_hidden.cc).  ForgetParentsEngine: in
+  // the child, the engine is the parent's.  LoseConnection puts a dead socket
+  // in the place of the connection.
   void ForgetParentsEngine();
   void LoseConnection(const char* why);
-  int SharedUnreadLatched() const RC_REQUIRES(tx_latch, rx_latch);
   bool TakeOverLatched(const Holding& all) RC_REQUIRES(tx_latch, rx_latch);
   void EndUnreadLatched() RC_REQUIRES(rx_latch);
-  // Returns whether no other process has ever held the connection, or will.
-  bool AlwaysAlone() const;
   // Tells whether a completion of MSG_ZEROCOPY waits to be read.
   void SetCompletions(bool some) RC_REQUIRES(rx_latch);
   bool Completions() const {
     return completions_.load(std::memory_order_relaxed);
   }
-  // Returns whether no other process holds the connection, or will.  The child
-  // of a fork under way might.
-  bool SoleHolder() const;
-  // As SoleHolder, before the child of a fork under way comes.
-  bool SoleHolderBeforeFork() const;
-  // Returns whether this process's end of the stream is the connection's end.
-  bool EndsHere() const;
   // The rest of the application's close: waits until the connection is over, or
   // for `seconds`, and closes the number.  Requires that no latch is held.
   void Linger(int number, int seconds);
   // Closes a number of the connection, in a thread that others wait for.
   void CloseWithoutWaiting(int number) const;
-  void TellGivenAway(Holding* all) const;
-  void LeaveHolders() RC_REQUIRES(tx_latch, rx_latch);
-  void Spoil();
-  // Returns whether no other process of this fork's family holds the
-  // connection.
-  bool EndsOfFamily() const;
   void TakeSettings(int number);
-  // Tell the other holders what this process has moved, and hear what they have
-  // moved.
-  void TellMovedLatched() RC_REQUIRES(tx_latch, rx_latch);
-  void HearMovedLatched() RC_REQUIRES(tx_latch, rx_latch);
-
-  // --- What it has moved (sock_account.cc)
-  void Fold(Stats* to, bool last);
-  void FoldLatched(Stats* to) const RC_REQUIRES(tx_latch, rx_latch);
-  // Bytes that this process has moved, and those of them that went over a lane.
-  struct Traffic {
-    std::uint64_t tx;
-    std::uint64_t rx;
-    std::uint64_t lane_tx;
-    std::uint64_t lane_rx;
-  };
-  Traffic TrafficLatched() const RC_REQUIRES(tx_latch, rx_latch);
-  std::uint64_t LaneTx() const RC_REQUIRES(tx_latch) {
-    return lane_tx_ + quick_.tx;
+  // This process begins with the connection there.  It has no latch only where
+  // no other thread knows the stream.
+  void BeginAt(std::uint64_t tx, std::uint64_t rx) {
+    calls_.SetMoved(tx, rx);
+    tally_.BeginAt(tx, rx);
   }
-  std::uint64_t LaneRx() const RC_REQUIRES(rx_latch) {
-    return lane_rx_ + quick_.rx;
-  }
-  void LearnLatched() const RC_REQUIRES(tx_latch, rx_latch);
 
   // --- Lanes of rdma (budget.cc, sock_place.cc)
   void ListRemote() RC_REQUIRES(tx_latch, rx_latch);
@@ -991,11 +772,6 @@ class RC_SCOPED_CAPABILITY Latched {
   Critical critical_;
   Sock* const sock_;
 };
-
-// Tells the lane which notify bits and bell the stream's registrations ask for.
-
-// Returns the time until which peers may answer a Pin that begins now.
-std::uint64_t LeaveDeadline();
 
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
 void RaiseSigpipe();

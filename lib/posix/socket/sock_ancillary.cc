@@ -59,7 +59,8 @@ void PutTime(Sock* sock, ControlMessages* beside) {
 bool PeerMayHaveEnded(Sock* sock) {
   const int anchors = AskTcpState(sock->fd());
   if (anchors < 0) return true;
-  const int state = sock->TcpState(static_cast<std::uint8_t>(anchors));
+  const int state =
+      sock->answers().TcpState(static_cast<std::uint8_t>(anchors));
   return state != kTcpEstablished && state != kTcpFinWait1 &&
          state != kTcpFinWait2;
 }
@@ -67,7 +68,7 @@ bool PeerMayHaveEnded(Sock* sock) {
 // Returns what TCP_INQ says.
 int LeftOf(Sock* sock) {
   int left = 0;
-  if (!sock->ReadableBytes(&left)) {
+  if (!sock->answers().Readable(&left)) {
     // The call has ended in the kernel, or the stream is there by now.
     ::syscall(SYS_ioctl, sock->fd(), FIONREAD, &left);
   }

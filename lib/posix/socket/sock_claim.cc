@@ -23,11 +23,16 @@ using base::Reason;
 // What libc or the kernel could use past a look-up, and what the child's first
 // use would have to find in the parent, keeps today's way.
 bool ClaimKeeper::MayHide(bool forking) {
-  if (!sock_->MayLeaveCopies() ||
+  // The link is that of a lane in shared memory.
+  if (sock_->mode() != Mode::kEngine || !sock_->OnLane() ||
+      sock_->notice().link() == nullptr || sock_->lane_state().Leaving() ||
+      sock_->lane_state().Pinned() || sock_->Closed() ||
+      sock_->noted().Travels() || sock_->holders().given_away() ||
+      sock_->zero_copy().on() ||
       sock_->copy().state() != UnusedCopy::State::kNo) {
     return false;
   }
-  const Holding* all = FindHolding(sock_->holding());
+  const Holding* all = sock_->holders().Find();
   if (all == nullptr || !all->MayHideMore()) return false;
   // stdio writes to the first three numbers by calls of its own.
   const auto unfit = [](int number) {
@@ -71,14 +76,14 @@ void ClaimKeeper::Unhide(Holding* all) const {
 
 // A child that waits for the stream is counted as a holder already.
 bool ClaimKeeper::SharesLane() const {
-  const Holding* all = FindHolding(sock_->holding());
+  const Holding* all = sock_->holders().Find();
   return sock_->mode() == Mode::kEngine && all != nullptr && all->OfSeveral();
 }
 
 void ClaimKeeper::Keep() {
   sock_->tx_latch.AssertHeld();
   sock_->rx_latch.AssertHeld();
-  Holding* all = FindHolding(sock_->holding());
+  Holding* all = sock_->holders().Find();
   if (all == nullptr) return;
   if (all->OfSeveral()) {
     // A program that was executed meanwhile may have taken this away.
@@ -100,35 +105,36 @@ static void WakeAskers(Holding* all) {
 void ClaimKeeper::Give() {
   sock_->tx_latch.AssertHeld();
   sock_->rx_latch.AssertHeld();
-  Holding* all = FindHolding(sock_->holding());
+  Holding* all = sock_->holders().Find();
   if (all == nullptr || sock_->mode() == Mode::kEngine ||
       !kept_.exchange(false)) {
     return;
   }
-  sock_->TellMovedLatched();
-  const int unread = sock_->SharedUnreadLatched();
+  sock_->holders().TellMoved();
+  const int unread = sock_->read_ahead().HeldFd();
   all->unread.store(unread >= 0 ? static_cast<std::uint32_t>(unread) + 1 : 0);
   if (all->claim.Give()) WakeAskers(all);
 }
 
 void ClaimKeeper::Lose() {
-  Holding* all = FindHolding(sock_->holding());
+  Holding* all = sock_->holders().Find();
   if (all != nullptr && kept_.exchange(false) && all->claim.Lose()) {
     WakeAskers(all);
   }
 }
 
 void ClaimKeeper::LeaveIfAsked() {
-  const Holding* all = FindHolding(sock_->holding());
+  const Holding* all = sock_->holders().Find();
   if (all == nullptr || !all->claim.Asked()) return;
-  if (!sock_->StepToPlain(Reason::kPinnedFork)) return;
+  if (!sock_->way_back().Step(Reason::kPinnedFork)) return;
   Latched latched(sock_);
   Give();
 }
 
 // This end of the stream would be the connection's, and children have it, too.
 bool ClaimKeeper::LeaveToCopies(std::uint64_t deadline_ns) {
-  return !SharesLane() || sock_->ToPlain(Reason::kPinnedFork, deadline_ns);
+  return !SharesLane() ||
+         sock_->way_back().ToPlain(Reason::kPinnedFork, deadline_ns);
 }
 
 void ClaimKeeper::Reset() {

@@ -27,6 +27,7 @@
 #include "lib/posix/fd/spare.h"
 #include "lib/posix/fd/table.h"
 #include "lib/posix/socket/address_reuse.h"
+#include "lib/posix/socket/linger.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_closed.h"
@@ -42,23 +43,6 @@ using rendezvous::Conductor;
 
 namespace {
 
-// Makes the close a reset, as for unread data.  The kernel does not know of
-// these bytes.
-void ResetOnClose(int number) {
-  linger now{1, 0};
-  ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-}
-
-// A filter of system calls may end the program for a call of rcsock's.  Within
-// one the stream has no lane, and its close is its own.
-linger LingerOf(int number) {
-  linger option{};
-  if (ProcessPinned() == Reason::kSandboxed) return option;
-  socklen_t length = sizeof option;
-  ::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_LINGER, &option, &length);
-  return option;
-}
-
 bool Waits(const linger& option) {
   return option.l_onoff != 0 && option.l_linger > 0;
 }
@@ -70,8 +54,6 @@ void SetLinger(int number, bool on, int seconds) {
 }
 
 }  // namespace
-
-void Sock::ResetAtLastClose() { ResetOnClose(fd()); }
 
 // Returns the number to close; the conductor finds the rest of the stream
 // without a number.  The reset of a closed stream is due, and waits for
@@ -129,11 +111,11 @@ int Sock::CloseLast(int number, const Successor& next) {
   // wait either.
   int lingering = -1;
   const bool waits =
-      Waits(closing.asked) && EndsHere() &&
+      Waits(closing.asked) && holders_.EndHere() &&
       (closing.conductor == nullptr || !closing.conductor->OnThread());
   if (Waits(closing.asked)) {
     lingering = base::CopyHighForParent(number);
-    if (lingering < 0 && EndsHere()) SetLinger(number, false, 0);
+    if (lingering < 0 && holders_.EndHere()) SetLinger(number, false, 0);
   }
   EndCalls(number, sought, closing.conductor);
   {
@@ -147,7 +129,8 @@ int Sock::CloseLast(int number, const Successor& next) {
       EndsNothingLatched() ? CloseSharedLatched(closing)
                            : CloseKeptLatched(closing);
     } else {
-      if (mode() == Mode::kUnread && unread_.size() > 0 && EndsHere()) {
+      if (mode() == Mode::kUnread && read_ahead_.Held().size() > 0 &&
+          holders_.EndHere()) {
         ResetOnClose(number);
       }
       closing.End(this, false);
@@ -159,7 +142,7 @@ int Sock::CloseLast(int number, const Successor& next) {
     base::CloseRaw(closing.over);
     KeepSpares();
   }
-  Account();
+  tally_.Account();
   if (lingering >= 0 && waits) Linger(lingering, closing.asked.l_linger);
   // The number may be the last one all the same: others may have let go
   // meanwhile.
@@ -185,7 +168,8 @@ void Sock::EndCalls(int number, bool sought, Conductor* conductor) {
 }
 
 bool Sock::EndsNothingLatched() const {
-  return !EndsHere() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
+  return !holders_.EndHere() && lane_ == nullptr &&
+         stream_->tx() == stream::Tx::kRaw &&
          stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite();
 }
 
@@ -205,7 +189,7 @@ void Sock::CloseSharedLatched(Closing& closing) {
 // reset that the kernel's close makes of them.
 void Sock::CloseKeptLatched(Closing& closing) {
   int unread = 0;
-  if (stream_->rx() == stream::Rx::kRaw && EndsHere() &&
+  if (stream_->rx() == stream::Rx::kRaw && holders_.EndHere() &&
       (stream_->AtKernel() || stream_->Ahead() != 0)) {
     ::syscall(SYS_ioctl, closing.number, FIONREAD, &unread);
   }
@@ -216,7 +200,7 @@ void Sock::CloseKeptLatched(Closing& closing) {
   int kept = base::CopyHighForParent(closing.number);
   if (kept < 0) kept = UseSpare(closing.number);
   // What is owed and cannot be kept is lost, so the end is not an orderly one.
-  if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {
+  if (kept < 0 && stream_->WantsAnchorWrite() && holders_.EndHere()) {
     ResetOnClose(closing.number);
   }
   closing.End(this, kept >= 0);
@@ -226,8 +210,8 @@ void Sock::CloseKeptLatched(Closing& closing) {
     ClosedStreams::Add(this);
     watch_.Begin(closing.conductor, kept, Share(), EPOLLIN);
   }
-  TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
-           0);
+  notice_.Tell(
+      lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
   stream_->Close(reset);
   stream_->Progress();
   HandleChanges();
@@ -263,7 +247,7 @@ void Sock::BoundCloseLatched(Conductor* conductor) {
 void Sock::CloseWithoutWaiting(int number) const {
   if (!Waits(LingerOf(number))) return base::CloseRaw(number);
   // Other holders of the connection have the option, too.
-  if (!EndsHere()) return base::CloseElsewhere(number);
+  if (!holders_.EndHere()) return base::CloseElsewhere(number);
   SetLinger(number, false, 0);
   base::CloseRaw(number);
 }
@@ -348,7 +332,7 @@ void Sock::Vanished() {
   }
   rx_latch.unlock();
   tx_latch.unlock();
-  Account();
+  tally_.Account();
   Unref();
 }
 
@@ -385,8 +369,7 @@ bool Sock::FinishOnce(bool reset) {
   if (mode() == Mode::kEngine) {
     // The kernel answers a thread that still comes with the closed number.
     if (stream_ != nullptr) {
-      tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
-      rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
+      calls_.SetMoved(stream_->tx_off(), stream_->rx_off());
     }
     quick_.may_send = quick_.may_receive = false;
     options_.Drop();
@@ -405,73 +388,6 @@ bool Sock::FinishOnce(bool reset) {
     KeepSpares();
   }
   return last;
-}
-
-// The kernel knows of what is its own.
-bool Sock::ResetsAtCloseLatched() const {
-  if (mode() != Mode::kEngine || stream_ == nullptr || fd() < 0 ||
-      !EndsHere()) {
-    return false;
-  }
-  if (stream_->Untaken()) return true;
-  const linger asked = LingerOf(fd());
-  return asked.l_onoff != 0 && asked.l_linger == 0;
-}
-
-bool Sock::ResetsAtClose() {
-  Latched latched(this);
-  return ResetsAtCloseLatched();
-}
-
-void Sock::ResetAtExit() {
-  Latched latched(this);
-  const bool untaken =
-      mode() == Mode::kUnread && unread_.size() > 0 && EndsHere();
-  // The kernel resets by itself.  A reset alone is a crash to the peer, which
-  // takes what has landed, and an end behind that.
-  if (ResetsAtCloseLatched() || untaken) {
-    if (mode() == Mode::kEngine) stream_->TellReset();
-    ResetOnClose(fd());
-  }
-}
-
-void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
-  Critical critical;
-  for (;;) {
-    tx_latch.lock();
-    rx_latch.lock();
-    bool owed = false;
-    bool ahead = false;
-    bool second = false;
-    if (mode() == Mode::kEngine && stream_ != nullptr && fd() >= 0) {
-      // What is staged for a peer that has not agreed yet, and may never have
-      // had the lane, is still TCP's to deliver.
-      if (stream_->tx() == stream::Tx::kProp) {
-        stream_->Demote(Reason::kShortLived, false);
-      }
-      stream_->Progress();
-      // What the peer sends once more is unread to the kernel, which would
-      // reset.
-      owed = stream_->WantsAnchorWrite();
-      ahead = stream_->Ahead() != 0;
-      // The kernel would end this end first, and keep its addresses for a
-      // minute.
-      second = stream_->PeerEnded() && !stream_->Untaken() && EndsHere() &&
-               AskTcpState(fd()) == kTcpEstablished &&
-               ClosedStreams::MayAwaitEnds(deadline_ns);
-    }
-    const bool late = base::NowNs() >= deadline_ns;
-    if (owed && late && EndsHere()) {
-      across_exec_.MakeReset(last);
-    }
-    rx_latch.unlock();
-    tx_latch.unlock();
-    if ((!owed && !ahead && !second) || late) return;
-    const int awaited = owed ? POLLOUT : ahead ? POLLIN : POLLRDHUP;
-    pollfd one{fd(), static_cast<short>(awaited), 0};
-    timespec left{0, 10'000'000};
-    ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);
-  }
 }
 
 }  // namespace rcsock::posix

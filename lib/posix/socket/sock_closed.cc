@@ -127,7 +127,7 @@ void ClosedStreams::Flush(std::uint64_t deadline_ns, bool last) {
     // tells.
     const std::uint32_t before = walks.load();
     const bool alone = unlisting.load() == 0;
-    ForEach([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
+    ForEach([&](Sock* sock) { sock->across_exec().Flush(deadline_ns, last); });
     if (alone && walks.load() == before + 1) return;
     if (base::NowNs() >= deadline_ns) return;
     base::SleepThrough(100'000);

@@ -43,7 +43,7 @@ class ClosedStreams {
   static void BeginToEnd();
   // Returns whether that time, and the deadline, are still to come.
   static bool MayAwaitEnds(std::uint64_t deadline_ns);
-  // As Sock::FlushAtExit, for all streams of the list.
+  // As AcrossExec::Flush, for all streams of the list.
   static void Flush(std::uint64_t deadline_ns, bool last);
   // As AcrossExec::TakeResetBack, for all streams of the list.
   static void TakeResetsBack();

@@ -10,12 +10,13 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
-#include "lib/base/sleep.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/user_arguments.h"
@@ -25,90 +26,87 @@ namespace rcsock::posix {
 
 using base::Reason;
 
-Sock::Info Sock::Describe() {
-  Critical critical;
-  Info info;
-  Latched latched(this);
-  info.on_lane = on_lane_.load(std::memory_order_relaxed);
-  info.kind = lane_kind_;
-  info.epoch = lane_epoch_;
-  info.reason = reason_;
-  info.tx_bytes = tx_raw_.load(std::memory_order_relaxed);
-  info.rx_bytes = rx_raw_.load(std::memory_order_relaxed);
-  if (stream_ != nullptr && mode() == Mode::kEngine) {
-    info.tx_bytes = stream_->tx_off();
-    info.rx_bytes = stream_->rx_off();
-  }
-  info.lane_tx_bytes = LaneTx() < info.tx_bytes ? LaneTx() : info.tx_bytes;
+StreamFacts Sock::FactsLatched() const {
+  StreamFacts facts;
+  const bool engine = mode() == Mode::kEngine && stream_ != nullptr;
+  facts.connected = connected_.load(std::memory_order_relaxed);
+  facts.on_lane = on_lane_.load(std::memory_order_relaxed);
+  facts.switching =
+      engine && (lane_ != nullptr || stream_->tx() != stream::Tx::kRaw);
+  facts.kind = lane_kind_;
+  facts.epoch = lane_epoch_;
+  facts.reason = reason_;
+  facts.service = service_.load(std::memory_order_relaxed);
+  facts.sought_ns = remote_.sought_ns;
+  facts.demotions = demotions_;
+  facts.tx_bytes = engine ? stream_->tx_off() : calls_.tx();
+  facts.rx_bytes = engine ? stream_->rx_off() : calls_.rx();
+  // What the engine delivered, less what the engine read from TCP.
+  const std::uint64_t rx = lane_rx_ + quick_.rx;
   const std::uint64_t from_tcp = anchor_.BytesRead(rx_latch);
-  const std::uint64_t by_lane = LaneRx() > from_tcp ? LaneRx() - from_tcp : 0;
-  info.lane_rx_bytes = by_lane < info.rx_bytes ? by_lane : info.rx_bytes;
-  info.demotions = demotions_;
-  return info;
+  facts.lane_tx_bytes = std::min(lane_tx_ + quick_.tx, facts.tx_bytes);
+  facts.lane_rx_bytes = std::min(rx - std::min(rx, from_tcp), facts.rx_bytes);
+  return facts;
 }
 
-void Sock::SetPolicy(Policy policy) {
+void ProgramControl::SetPolicy(Policy policy) {
   const Policy before = policy_.exchange(policy, std::memory_order_relaxed);
+  LaneState& state = sock_->lane_state();
   if (policy == Policy::kTcp) {
     // A stream that is pinned for another reason keeps that reason.
-    if (!lane_state_.Pinned()) Pin(Reason::kPolicy);
+    if (!state.Pinned()) sock_->way_back().Pin(Reason::kPolicy);
     return;
   }
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
-  const bool unpin = before == Policy::kTcp && reason_ == Reason::kPolicy &&
-                     !lane_state_.Never();
-  if (unpin) {
-    lane_state_.Step(LaneState::Event::kUnpin);
-    reason_ = Reason::kShortLived;
+  bool look;
+  {
+    Latched latched(sock_);
+    const bool unpin = before == Policy::kTcp &&
+                       sock_->reason_ == Reason::kPolicy && !state.Never();
+    if (unpin) {
+      state.Step(LaneState::Event::kUnpin);
+      sock_->reason_ = Reason::kShortLived;
+    }
+    if (policy == Policy::kEager) {
+      sock_->next_ops_.store(0, std::memory_order_relaxed);
+    } else {
+      sock_->TryAgainLater();
+    }
+    look = unpin && sock_->connected_.load(std::memory_order_relaxed);
   }
-  if (policy == Policy::kEager) {
-    next_ops_.store(0, std::memory_order_relaxed);
-  } else {
-    TryAgainLater();
-  }
-  const bool look = unpin && connected_.load(std::memory_order_relaxed);
-  rx_latch.unlock();
-  tx_latch.unlock();
-  if (look) AllowLane();
+  if (look) sock_->AllowLane();
 }
 
-int Sock::PromoteNow() {
-  if (!connected_.load(std::memory_order_relaxed)) return ENOTCONN;
-  if (OnLane() || lane_state_.Seeking()) return 0;
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
-  const bool may = mode() == Mode::kPlain && !lane_state_.Never() &&
-                   !lane_state_.Pinned() &&
-                   !closed_.load(std::memory_order_relaxed);
-  const bool engine = mode() == Mode::kEngine;
-  if (may) attempts_ = 0;
-  rx_latch.unlock();
-  tx_latch.unlock();
-  if (engine) return 0;  // on its way to a lane, or from a lane
-  if (!may) return EPERM;
-  AllowLane();
+int ProgramControl::PromoteNow() {
+  LaneState& state = sock_->lane_state();
+  if (!sock_->connected_.load(std::memory_order_relaxed)) return ENOTCONN;
+  if (sock_->OnLane() || state.Seeking()) return 0;
+  {
+    Latched latched(sock_);
+    // On its way to a lane, or from a lane.
+    if (sock_->mode() == Mode::kEngine) return 0;
+    if (sock_->mode() != Mode::kPlain || state.Never() || state.Pinned() ||
+        sock_->Closed()) {
+      return EPERM;
+    }
+    sock_->attempts_ = 0;
+  }
+  sock_->AllowLane();
   // Another thread may begin the search.
-  if (!MayLeaveTcp()) return EPERM;
-  StartSeek();
+  if (!state.MayLeaveTcp(LaneState::kWeak)) return EPERM;
+  sock_->StartSeek();
   return 0;
 }
 
-int Sock::DemoteNow(std::uint64_t deadline_ns) {
-  for (int i = 0;; ++i) {
-    if (StepToPlain(Reason::kPolicy)) return 0;
-    if (StuckOnStash() || base::NowNs() >= deadline_ns) break;
-    base::SleepThrough(i < 50 ? 100'000 : 2'000'000);
-  }
-  StopLeaving();
-  return mode() != Mode::kEngine ? 0 : ETIMEDOUT;
+int ProgramControl::DemoteNow(std::uint64_t deadline_ns) {
+  constexpr std::uint32_t kPauseNs = 2'000'000;
+  return sock_->way_back().ToPlain(Reason::kPolicy, deadline_ns, kPauseNs)
+             ? 0
+             : ETIMEDOUT;
 }
 
 bool Sock::UsedPastUs() {
   // After a first lane TCP has carried frames, too.
-  if (promoted_ || attempts_ != 0 || stream_ != nullptr) return false;
+  if (tally_.promoted() || attempts_ != 0 || stream_ != nullptr) return false;
   const auto queued = [&](unsigned long what) {
     int bytes = 0;
     return ::syscall(SYS_ioctl, fd(), what, &bytes) == 0 ? bytes : -1;
@@ -133,15 +131,14 @@ bool Sock::UsedPastUs() {
         info.tcpi_bytes_acked + static_cast<unsigned>(unsent);
     const std::uint64_t rx =
         info.tcpi_bytes_received - static_cast<unsigned>(unread);
-    if (!differ(tx, tx_raw_.load(std::memory_order_relaxed)) &&
-        !differ(rx, rx_raw_.load(std::memory_order_relaxed))) {
+    if (!differ(tx, calls_.tx()) && !differ(rx, calls_.rx())) {
       return false;
     }
     RCSOCK_LOG(1, "fd %d: %llu bytes went out and %llu in, %llu and %llu by us",
                fd(), static_cast<unsigned long long>(tx),
                static_cast<unsigned long long>(rx),
-               static_cast<unsigned long long>(tx_raw_.load()),
-               static_cast<unsigned long long>(rx_raw_.load()));
+               static_cast<unsigned long long>(calls_.tx()),
+               static_cast<unsigned long long>(calls_.rx()));
     return true;
   }
   return false;
@@ -214,7 +211,7 @@ bool IsTcp(int number) {
 
 void Sock::InheritFromUnknown(int number) {
   LearnOptions(number);
-  if (OptionsPin(number)) PinByOption();
+  if (OptionsPin(number)) way_back_.PinByOption();
 }
 
 }  // namespace rcsock::posix

@@ -15,7 +15,6 @@
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/stats.h"
-#include "lib/posix/thread/bell_shares.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -130,10 +129,7 @@ void Sock::HandleChanges() {
 }
 
 void Sock::OnPromoted() {
-  if (!promoted_) {
-    promoted_ = true;
-    stats.promoted.fetch_add(1, std::memory_order_relaxed);
-  }
+  tally_.Promoted();
   reason_ = Reason::kNone;
   if (on_lane_.load(std::memory_order_relaxed) || !stream_->FastTx() ||
       stream_->rx() != stream::Rx::kFrames) {
@@ -144,7 +140,7 @@ void Sock::OnPromoted() {
   on_lane_.store(true, std::memory_order_release);
   input_alone_.store(!stream_->Shut(), std::memory_order_release);
   if (lane_is_shm_) NoteOnLane(fd(), this, true);
-  ++promotions_;
+  tally_.CameOnLane();
   PatienceFor(lane_kind_).Kept();
   Registrations::Get().NotifyLatched(this);
   Registrations::Ready(this);
@@ -154,12 +150,13 @@ void Sock::OnLeftLane() {
   const bool was_there = on_lane_.exchange(false, std::memory_order_release);
   input_alone_.store(false, std::memory_order_release);
   Registrations::Get().Refresh(this, false);
-  if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
+  if (tally_.promoted() || reason_ != Reason::kUnproven || stream_->Tried()) {
     reason_ = stream_->why_left();
     // The stream was closed before the switch, and has no reason of its own.
-    if (reason_ == Reason::kNone && !promoted_) reason_ = Reason::kShortLived;
+    if (reason_ == Reason::kNone && !tally_.promoted())
+      reason_ = Reason::kShortLived;
   }
-  starved_ = reason_ == Reason::kStarved;
+  starvation_.SetLeft(reason_ == Reason::kStarved);
   // A stream that made room for others is as welcome as before.  The end whose
   // limit it was asks for that.
   if (lane_kind_ == lane::Kind::kRdma) LeavesRemote();
@@ -206,12 +203,9 @@ void Sock::CountLeave(bool was_there) {
   const bool slow = reason_ == Reason::kTimeout ||
                     (reason_ == Reason::kPeerDemoted && !was_there);
   if (!makes_room && !starves && !slow) ++demotions_;
-  if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
+  if (tally_.promoted() && !closed_.load(std::memory_order_relaxed) &&
       (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
-    const bool failover = stream::IsFailover(reason_);
-    ++(failover ? failed_over_ : left_);
-    (failover ? stats.failovers : stats.demotions)
-        .fetch_add(1, std::memory_order_relaxed);
+    tally_.LeftLane(stream::IsFailover(reason_));
   }
 }
 
@@ -233,83 +227,18 @@ void Sock::UpdateWatch() {
   watch_.Change(conductor, fd(), wanted);
 }
 
-void Sock::KickPollers() {
-  if (poll_sleepers.load(std::memory_order_seq_cst) > 0) {
-    if (Conductor* conductor = Conductor::IfRunning()) {
-      conductor->bells()->Kick(kPollBell);
-    }
-  }
-}
-
 void Sock::WakeRx() {
-  // seq_cst on both sides: a sleeper counts itself before it looks at the word
-  // for the last time, and here the word changes before the count is looked at.
-  rx_seq_.fetch_add(1, std::memory_order_seq_cst);
-  if (rx_sleepers_.load(std::memory_order_seq_cst) > 0) {
-    base::FutexWake(&rx_seq_, 1 << 30, false);
-  }
-  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
-    lane_->WakeLocal();
-  }
+  sleepers_.Wake(false);
+  if (lane_ != nullptr && sleepers_.AnyOnLane()) lane_->WakeLocal();
   Registrations::Ready(this);
-  KickPollers();
+  notice_.KickPollers();
 }
 
 void Sock::WakeTx() {
-  tx_seq_.fetch_add(1, std::memory_order_seq_cst);
-  if (tx_sleepers_.load(std::memory_order_seq_cst) > 0) {
-    base::FutexWake(&tx_seq_, 1 << 30, false);
-  }
-  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
-    lane_->WakeLocal();
-  }
+  sleepers_.Wake(true);
+  if (lane_ != nullptr && sleepers_.AnyOnLane()) lane_->WakeLocal();
   Registrations::Ready(this, true);
-  KickPollers();
-}
-
-// The thread that waits for a source's lanes drains the source.  For lanes that
-// ring the conductor's bell, the conductor does.
-void Sock::WantSource(bool wanted) {
-  lane::Source* source = source_.load(std::memory_order_relaxed);
-  if (source == nullptr || wanted == source_wanted_) return;
-  source_wanted_ = wanted;
-  if (Conductor* conductor = Conductor::IfRunning()) {
-    conductor->SourceWanted(source, wanted ? 1 : -1);
-  }
-}
-
-void Sock::TellLane(std::uint32_t bits, int number) {
-  bell_.store(number, std::memory_order_relaxed);
-  // A thread that sees the wish and sleeps on the stream's bell sees which
-  // bell.
-  notify_.store(bits, std::memory_order_release);
-  if (lane_ == nullptr) return;
-  WantSource(bits != 0 && number == 0);
-  lane_->SetNotify(bits, number);
-}
-
-void Sock::SetNotify(std::uint32_t bits, int number) {
-  TellLane(bits, number);
-  // A thread in poll() sleeps on the previous bell.
-  KickPollers();
-}
-
-void Sock::Wish(std::uint32_t bits) {
-  if (!lane_is_shm_) return;
-  notify_.store(bits, std::memory_order_relaxed);
-  static_cast<lane::shm::ShmLane*>(lane_.get())->Wish(bits, bell());
-}
-
-void Sock::RingForPoll(int number) {
-  // A thread that takes the wish back looks at poll_sleepers after that.
-  if (notify_.load(std::memory_order_seq_cst) != 0) return;
-  Latched latched(this);
-  if (lane_ != nullptr && OnLane() && notify_bits() == 0) {
-    // The lane has rung no bell until now, so no thread sleeps on another bell.
-    // A thread that drains a source rings for all its lanes.
-    TellLane(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
-             lane_is_shm_ ? number : kPollBell);
-  }
+  notice_.KickPollers();
 }
 
 }  // namespace rcsock::posix

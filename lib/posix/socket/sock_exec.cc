@@ -1,99 +1,180 @@
 #include "lib/posix/socket/sock_exec.h"
 
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/posix/sharing/holders.h"
 #include "lib/posix/sharing/notes.h"
+#include "lib/posix/socket/linger.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_closed.h"
+#include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/pinned.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 
 using base::Reason;
 
 void AcrossExec::Ask() {
-  if (!sock_->lane_state_.Pinned()) {
+  if (!sock_->lane_state().Pinned()) {
     pinned_ = true;
     reason_ = sock_->reason_;
   }
-  sock_->KeepPlain();
-  sock_->StepToPlain(Reason::kPinnedExec);
+  sock_->lane_state().Step(LaneState::Event::kPin);
+  sock_->way_back().Step(Reason::kPinnedExec);
   sock_->reason_ = Reason::kPinnedExec;
 }
 
 bool AcrossExec::Pin(std::uint64_t deadline_ns) {
   Ask();
-  const bool ok = sock_->ToPlain(Reason::kPinnedExec, deadline_ns);
+  const bool ok = sock_->way_back().ToPlain(Reason::kPinnedExec, deadline_ns);
   sock_->reason_ = Reason::kPinnedExec;
   return ok;
 }
 
 void AcrossExec::Leave() {
-  sock_->noted_.LeaveForExec();
-  Holding* all = FindHolding(sock_->holders_);
+  sock_->noted().LeaveForExec();
+  Holding* all = sock_->holders().Find();
   if (all == nullptr || left_) return;
   // No other holder is left to see it.
   if ((all->count.load() & ~Holding::kMarks) < 2) return;
-  sock_->MarkFork();
-  sock_->TellGivenAway(all);
+  sock_->holders().Mark();
+  sock_->holders().TellGivenAway(all);
   left_ = true;
-  if (sock_->mode() == Mode::kEngine) sock_->claim_.Lose();
+  if (sock_->mode() == Mode::kEngine) sock_->claim().Lose();
   all->Leave();
 }
 
 bool AcrossExec::MayBequeath() {
   return sock_->connected_.load() && !sock_->closed_.load() &&
-         sock_->given_away_.load() == 0 && !sock_->IsHalfClosed() &&
-         (!sock_->lane_state_.Pinned() || pinned_) &&
-         !sock_->lane_state_.Never() && !sock_->zero_copy_.on() &&
-         !sock_->noted_.Travels() && sock_->Hold() && HoldingsFd() >= 0 &&
-         !Registrations::Get().Kept(sock_);
+         !sock_->holders().given_away() && !sock_->IsHalfClosed() &&
+         (!sock_->lane_state().Pinned() || pinned_) &&
+         !sock_->lane_state().Never() && !sock_->zero_copy().on() &&
+         !sock_->noted().Travels() && sock_->holders().Make() &&
+         HoldingsFd() >= 0 && !Registrations::Get().Kept(sock_);
 }
 
 void AcrossExec::SpoilForNext(int number) const {
-  if (sock_->lane_state_.Pinned() && !pinned_ &&
+  if (sock_->lane_state().Pinned() && !pinned_ &&
       ProcessPinned() != Reason::kSandboxed) {
     Notes(number).Spoil();
   }
 }
 
-void AcrossExec::AddHolder() {
-  FindHolding(sock_->holders_)->count.fetch_add(1);
-}
+void AcrossExec::AddHolder() { sock_->holders().Find()->count.fetch_add(1); }
 
 int AcrossExec::Bequeath(std::uint64_t inode) {
-  Holding* all = FindHolding(sock_->holders_);
+  Holding* all = sock_->holders().Find();
   if (sock_->mode() == Mode::kEngine || all == nullptr) return -1;
-  sock_->MarkFork();
+  sock_->holders().Mark();
   all->role.store(sock_->role_ == stream::Role::kAcceptor ? 1 : 0);
   all->inode.store(inode);
-  return sock_->holders_;
+  return sock_->holders().number();
 }
 
 void AcrossExec::Failed() {
-  sock_->noted_.ExecFailed();
+  sock_->noted().ExecFailed();
   if (left_) {
     left_ = false;
-    if (Holding* all = FindHolding(sock_->holders_)) all->count.fetch_add(1);
+    if (Holding* all = sock_->holders().Find()) all->count.fetch_add(1);
   }
   // The exec has failed, and the engine still has a stream that was lost for
   // the children.
   if (sock_->mode() == Mode::kEngine) {
     Latched latched(sock_);
-    if (sock_->mode() == Mode::kEngine) sock_->claim_.Keep();
+    if (sock_->mode() == Mode::kEngine) sock_->claim().Keep();
   }
   if (!pinned_) return;
   pinned_ = false;
   sock_->reason_ = reason_;
-  sock_->lane_state_.Step(LaneState::Event::kUnpin);
+  sock_->lane_state().Step(LaneState::Event::kUnpin);
   if (sock_->connected_.load() && sock_->attempts_ < 5 &&
       !sock_->IsHalfClosed()) {
     sock_->TryAgainLater();
     sock_->AllowLane();
+  }
+}
+
+// The kernel knows of what is its own.
+bool AcrossExec::ResetsLatched() const {
+  sock_->tx_latch.AssertHeld();
+  sock_->rx_latch.AssertHeld();
+  if (sock_->mode() != Mode::kEngine || sock_->stream_ == nullptr ||
+      sock_->fd() < 0 || !sock_->holders().EndHere()) {
+    return false;
+  }
+  if (sock_->stream_->Untaken()) return true;
+  const linger asked = LingerOf(sock_->fd());
+  return asked.l_onoff != 0 && asked.l_linger == 0;
+}
+
+bool AcrossExec::Resets() const {
+  Latched latched(sock_);
+  return ResetsLatched();
+}
+
+void AcrossExec::ResetAtExit() {
+  Latched latched(sock_);
+  const bool untaken = sock_->mode() == Mode::kUnread &&
+                       sock_->read_ahead().Held().size() > 0 &&
+                       sock_->holders().EndHere();
+  // The kernel resets by itself.  A reset alone is a crash to the peer, which
+  // takes what has landed, and an end behind that.
+  if (ResetsLatched() || untaken) {
+    if (sock_->mode() == Mode::kEngine) sock_->stream_->TellReset();
+    ResetOnClose(sock_->fd());
+  }
+}
+
+// Returns what the stream waits for, as events of poll; 0: nothing.
+short AcrossExec::FlushLatched(std::uint64_t deadline_ns, bool last) {
+  sock_->tx_latch.AssertHeld();
+  sock_->rx_latch.AssertHeld();
+  if (sock_->mode() != Mode::kEngine || sock_->stream_ == nullptr ||
+      sock_->fd() < 0) {
+    return 0;
+  }
+  stream::Stream& stream = *sock_->stream_.get();
+  // What is staged for a peer that has not agreed yet, and may never have had
+  // the lane, is still TCP's to deliver.
+  if (stream.tx() == stream::Tx::kProp) {
+    stream.Demote(Reason::kShortLived, false);
+  }
+  stream.Progress();
+  const bool late = base::NowNs() >= deadline_ns;
+  if (stream.WantsAnchorWrite()) {
+    if (late && sock_->holders().EndHere()) MakeReset(last);
+    return late ? 0 : POLLOUT;
+  }
+  if (late) return 0;
+  // What the peer sends once more is unread to the kernel, which would reset.
+  if (stream.Ahead() != 0) return POLLIN;
+  // The kernel would end this end first, and keep its addresses for a minute.
+  const bool second = stream.PeerEnded() && !stream.Untaken() &&
+                      sock_->holders().EndHere() &&
+                      AskTcpState(sock_->fd()) == kTcpEstablished &&
+                      ClosedStreams::MayAwaitEnds(deadline_ns);
+  return second ? POLLRDHUP : 0;
+}
+
+void AcrossExec::Flush(std::uint64_t deadline_ns, bool last) {
+  Critical critical;
+  for (;;) {
+    pollfd one{};
+    {
+      Latched latched(sock_);
+      one = {sock_->fd(), FlushLatched(deadline_ns, last), 0};
+    }
+    if (one.events == 0) return;
+    timespec left{0, 10'000'000};
+    ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);
   }
 }
 
@@ -106,7 +187,7 @@ void AcrossExec::MakeReset(bool last) {
     resets_ = ::getsockopt(sock_->fd(), SOL_SOCKET, SO_LINGER, &linger_,
                            &length) == 0;
   }
-  sock_->ResetAtLastClose();
+  ResetOnClose(sock_->fd());
 }
 
 void AcrossExec::TakeResetBack() {

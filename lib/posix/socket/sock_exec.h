@@ -11,8 +11,8 @@ namespace rcsock::posix {
 
 class Sock;
 
-// What a stream does for a program about to be executed, and what it takes back
-// if the exec fails.
+// What a stream does before this process's program ends, by an exec or an exit,
+// and what it takes back if the exec fails.
 //
 // A part of its Sock.  Only the thread that executes or forks calls it, and
 // holds no latch of the stream, unless a method says otherwise.  A child of
@@ -41,10 +41,19 @@ class AcrossExec {
   // Holding's number.  Returns -1 if the engine has the stream, or there is no
   // Holding.
   int Bequeath(std::uint64_t inode);
-  // Makes the end a reset.  Without `last`, TakeResetBack takes that back.
-  // Requires both latches of the stream.
-  void MakeReset(bool last);
+  // Blocks until the kernel has what TCP still owes, or the deadline.  What the
+  // kernel has not got by then makes the end a reset: an orderly end would hide
+  // the loss.  Without `last`, TakeResetBack takes this back.  Any thread may
+  // call it.
+  void Flush(std::uint64_t deadline_ns, bool last);
   void TakeResetBack();
+  // Returns whether this process's end will be a reset that the kernel does not
+  // know of yet.
+  bool Resets() const;
+  // Makes the kernel's end a reset if the application has not read all that the
+  // peer sent.  The process ends, and the kernel cannot always know of unread
+  // bytes.
+  void ResetAtExit();
   // Takes Pin and Leave back: the exec has failed.
   void Failed();
 
@@ -52,6 +61,11 @@ class AcrossExec {
   void Reset() { pinned_ = left_ = resets_ = false; }
 
  private:
+  // The parts of the above.  They require both latches of the stream.
+  bool ResetsLatched() const;
+  short FlushLatched(std::uint64_t deadline_ns, bool last);
+  void MakeReset(bool last);
+
   Sock* const sock_;
   bool pinned_ = false;
   bool left_ = false;

@@ -116,8 +116,8 @@ Sock* NotedShare::Unknown(int number, bool exec, std::uint64_t until_ns) {
     sock->connected_.store(true, std::memory_order_relaxed);
     sock->lane_state_.Step(LaneState::Event::kForbid);
     sock->reason_ = reason;
-    sock->inherited_ = true;
-    sock->GivenAway();
+    sock->tally().Inherit();
+    sock->holders().GiveAway();
     return sock;
   }
   Sock* sock = Foreign(number, role, share, reason);

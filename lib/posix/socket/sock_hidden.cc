@@ -18,6 +18,7 @@
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/hidden.h"
+#include "lib/posix/socket/linger.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_claim.h"
@@ -57,8 +58,8 @@ void UnusedCopy::Show() {
 void UnusedCopy::AskOwner() {
   Critical critical;
   const base::LatchGuard hold(hidden_latch);
-  Holding* const all = FindHolding(sock_->holding());
-  // A thread that closes the last number leaves soon (LeaveHolders).
+  Holding* const all = sock_->holders().Find();
+  // A thread that closes the last number leaves soon (Holders::Leave).
   if (state_.load() != State::kYes || sock_->fds.load() == 0 ||
       all == nullptr) {
     return;
@@ -72,12 +73,12 @@ void UnusedCopy::Reveal() {
   if (state_.load() == State::kLeaves) Return();
   AskOwner();
   if (state_.load() != State::kAsks) return;
-  Holding* const all = FindHolding(sock_->holding());
+  Holding* const all = sock_->holders().Find();
   if (all == nullptr) return;
   const Owner owner = AwaitOwner(all, ask_fd_);
   Latched latched(sock_);
   const base::LatchGuard hold(hidden_latch);
-  if (state_.load() != State::kAsks || FindHolding(sock_->holding()) != all) {
+  if (state_.load() != State::kAsks || sock_->holders().Find() != all) {
     return;
   }
   if (owner != Owner::kGave || !sock_->TakeOverLatched(*all)) {
@@ -88,7 +89,7 @@ void UnusedCopy::Reveal() {
       const sockaddr none{AF_UNSPEC, {}};
       ::syscall(SYS_connect, sock_->fd(), &none, sizeof none);
     }
-    if (owner == Owner::kDead) sock_->ResetAtLastClose();
+    if (owner == Owner::kDead) ResetOnClose(sock_->fd());
     sock_->LoseConnection("its owner did not give it");
     all->Leave();
   }
@@ -101,7 +102,7 @@ void UnusedCopy::Reveal() {
 void UnusedCopy::Leave() {
   Critical critical;
   const base::LatchGuard hold(hidden_latch);
-  Holding* const all = FindHolding(sock_->holding());
+  Holding* const all = sock_->holders().Find();
   if (state_.load() != State::kYes || all == nullptr) return;
   state_.store(State::kLeaves);
   all->Unhide();
@@ -113,7 +114,7 @@ void UnusedCopy::Return() {
   Latched latched(sock_);
   const base::LatchGuard hold(hidden_latch);
   if (state_.load() != State::kLeaves) return;
-  Holding* const all = FindHolding(sock_->holding());
+  Holding* const all = sock_->holders().Find();
   const bool counted = all != nullptr && all->Hide();
   if (counted && all->inode.load() == sock_->anchor().inode()) {
     state_.store(State::kYes);
@@ -139,13 +140,6 @@ void UnusedCopy::Reset() {
 
 // --- What the child finds of the stream
 
-bool Sock::MayLeaveCopies() const {
-  return mode() == Mode::kEngine && OnLane() &&
-         lane_kind_ == lane::Kind::kShm && !lane_state_.Leaving() &&
-         !lane_state_.Pinned() && !closed_.load() && !noted_.Travels() &&
-         given_away_.load() == 0 && !zero_copy_.on();
-}
-
 // The kernel has the registrations once the stream is on TCP, if the parent
 // still has them.  This process can't know them, so it must not take the stream
 // from the kernel.
@@ -157,23 +151,21 @@ void Sock::ForgetParentsEngine() {
   if (interests != nullptr) {
     Registrations::Get().HideSets(this);
     Registrations::Get().Drop(this, -1, -1);
-    KeepPlain();
+    lane_state_.Step(LaneState::Event::kPin);
   }
   ForgetEngine();
 }
 
 void Sock::LoseConnection(const char* why) {
   PutDeadSocket(why);
-  holders_ = -1;
-  KeepPlain();
+  holders_.Forget();
+  lane_state_.Step(LaneState::Event::kPin);
 }
 
 // As a child of a fork that found the stream on TCP.
 bool Sock::TakeOverLatched(const Holding& all) {
-  told_tx_ = account_tx_ = all.tx.load();
-  told_rx_ = account_rx_ = all.rx.load();
-  tx_raw_.store(told_tx_);
-  rx_raw_.store(told_rx_);
+  holders_.TakeOver(all);
+  BeginAt(all.tx.load(), all.rx.load());
   LearnOptions(fd());
   noted_.LearnDrift(fd());
   const std::uint32_t unread = all.unread.load();
@@ -185,16 +177,12 @@ bool Sock::TakeOverLatched(const Holding& all) {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
   }));
   if (!memory.ok() || Unread::Claimed(memory.get()) != anchor_.inode() ||
-      !unread_.Open(memory.get())) {
+      !read_ahead_.Open(memory.get())) {
     return false;
   }
   (void)memory.release();
   BecomeUnread();
   return true;
-}
-
-int Sock::SharedUnreadLatched() const {
-  return mode() == Mode::kUnread ? unread_.fd() : -1;
 }
 
 }  // namespace rcsock::posix

@@ -69,7 +69,7 @@ bool SendGate::AwaitsLane() const {
 // address, which new ports (FTP's, MPI's) share.  So a peer that never brings a
 // lane is not waited for each time.
 void SendGate::Bulky() {
-  if (sock_->tx_raw_.load(std::memory_order_relaxed) < kBulk ||
+  if (sock_->calls().tx() < kBulk ||
       end_ns_.load(std::memory_order_relaxed) != 0 || sock_->SeeksRemote() ||
       // Another thread is about to start the conductor for this search.
       rendezvous::Conductor::IfRunning() == nullptr) {
@@ -392,16 +392,11 @@ IoResult SendGate::Send(int number, const iovec* iov, int count,
 
 // --- What the stream does for a held send
 
-// A wake-up cannot be lost.  The waiting thread reads tx_seq_ and then looks at
-// what send_gate_.AwaitsLane() asks.  That is changed before tx_seq_ is bumped
-// here.  So a thread that saw the old state has the old number, and the kernel
-// compares. All is seq_cst, and the time of the hold is bounded.
-void Sock::WakeHeld() {
-  tx_seq_.fetch_add(1, std::memory_order_seq_cst);
-  if (tx_sleepers_.load(std::memory_order_seq_cst) > 0) {
-    base::FutexWake(&tx_seq_, 1 << 30, false);
-  }
-}
+// A wake-up cannot be lost.  The waiting thread reads the word and then looks
+// at what send_gate_.AwaitsLane() asks.  That is changed before the word is
+// bumped here.  So a thread that saw the old state has the old number, and the
+// kernel compares. All is seq_cst, and the time of the hold is bounded.
+void Sock::WakeHeld() { sleepers_.Wake(true); }
 
 int Sock::AwaitLane(Wait& wait, std::uint64_t until_ns) {
   Spinner spin{Spinner::LongLooks()};
@@ -410,7 +405,7 @@ int Sock::AwaitLane(Wait& wait, std::uint64_t until_ns) {
     if (!send_gate_.AwaitsLane()) return 0;
   } while (spin.Go() && base::NowNs() < until_ns);
   tx_latch.lock();
-  const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
+  const std::uint32_t seq = sleepers_.Seq(true);
   wait.deadline_ns = until_ns;
   const int result =
       send_gate_.AwaitsLane() ? SleepOn(wait, true, 0, seq, nullptr) : 0;
@@ -419,7 +414,7 @@ int Sock::AwaitLane(Wait& wait, std::uint64_t until_ns) {
 }
 
 std::uint64_t Sock::GivenToTcp() {
-  if (mode() == Mode::kPlain) return tx_raw_.load(std::memory_order_relaxed);
+  if (mode() == Mode::kPlain) return calls_.tx();
   Critical critical;
   tx_latch.lock();
   const std::uint64_t bytes = stream_ != nullptr ? stream_->tx_off() : 0;

@@ -15,7 +15,8 @@ namespace rcsock::posix {
 class Sock;
 
 // Lets a send of a stream on TCP wait a little for the lane that is about to
-// come.  A hold is one such time.  Of each search it begins once at most.
+// come, and makes way for that lane between the parts of a long send.  A hold
+// is one such time.  Of each search it begins once at most.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -39,6 +40,17 @@ class SendGate {
   // awaited.  This holds for a stream that does not block, and that no
   // registration watches for edges.  May begin or end the hold.
   bool SendsParts();
+
+  // The parts of a blocking send on TCP (SendParts).
+  static constexpr std::size_t kPart = 256 << 10;
+  // Goes on with a blocking send of which `done` bytes have gone, by parts, so
+  // that the stream can be adopted between two of them.  `life` and `signals`
+  // are what Life and tls_signals.any were when the call began.  `goes_on`
+  // waits for room, and says whether the call goes on.  Returns all its bytes.
+  using GoesOn = bool(int number, short events, std::uint32_t signals,
+                      std::uint64_t* left_ns);
+  ssize_t SendParts(int number, const iovec& whole, std::size_t done, int flags,
+                    std::uint32_t life, std::uint32_t signals, GoesOn* goes_on);
 
   // Begins a hold after much has been sent during the search, by a call that
   // has moved kBulkCall bytes or more.  What the service will move is not

@@ -100,10 +100,10 @@ void Sock::KeepError(int fd, int error) {
       HandleChanges();
       return;
     case Mode::kUnread:
-      unread_.KeepError(error);
+      read_ahead_.Held().KeepError(error);
       return;
     case Mode::kPlain:
-      if (unread_.Make(nullptr, 0, SocketInode(fd), 0, error)) {
+      if (read_ahead_.Held().Make(nullptr, 0, SocketInode(fd), 0, error)) {
         BecomeUnread();
       }
   }
@@ -129,7 +129,7 @@ Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
 bool Sock::GoneSinceToo(Wait& wait, int fd) const {
   if (wait.process == OwnPid() || !IsAt(fd)) return true;
   wait.process = OwnPid();
-  wait.life = Life();
+  wait.life = calls_.Life();
   return false;
 }
 
@@ -224,7 +224,7 @@ IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
   }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
-  Wait wait{.life = Life(), .process = OwnPid()};
+  Wait wait{.life = calls_.Life(), .process = OwnPid()};
   SendCall call{total, IovRest(iov, count), total, done};
   ssize_t& n = call.n;
   for (;;) {  // the tx latch is held
@@ -232,7 +232,7 @@ IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
       tx_latch.unlock();
       return IoResult::Retry();
     }
-    const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
+    const std::uint32_t seq = sleepers_.Seq(true);
     WriteSome(call);
     if ((*done == total && n >= 0) || (n < 0 && n != -EAGAIN)) break;
     if (!block) {
@@ -304,7 +304,7 @@ IoResult Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
 IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, std::size_t* done) {
   if (flags & MSG_OOB) [[unlikely]] {
-    Pin(base::Reason::kPinnedOption);
+    way_back_.Pin(base::Reason::kPinnedOption);
     return IoResult::Retry();
   }
   Critical critical;
@@ -381,13 +381,13 @@ IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
   using Status = IoResult::Status;
   // Between two sleeps the thread counts as being in the call.
   const bool timed = call.wait.timed;
-  if (timed) rx_sleepers_.fetch_add(1, std::memory_order_relaxed);
+  if (timed) sleepers_.OnWord(false).fetch_add(1, std::memory_order_relaxed);
   rx_latch.unlock();
   tx_latch.lock();
   rx_latch.lock();
   if (timed) {
     const bool joins = JoinsLeft(call.wait, 0);
-    rx_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+    sleepers_.OnWord(false).fetch_sub(1, std::memory_order_relaxed);
     if (joins) [[unlikely]] {
       tx_latch.unlock();
       return Status::kClosedInUse;
@@ -503,13 +503,13 @@ IoResult Sock::RecvLatched(int fd, const iovec* iov, int count,
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   RecvCall call(this, iov, count, total, flags, block, done);
-  call.wait.life = Life();
+  call.wait.life = calls_.Life();
   call.wait.process = OwnPid();
   for (;;) {  // the rx latch is held
     if (mode() != Mode::kEngine) {
       return LeaveRecv(call.peek, Status::kRetry, done);
     }
-    const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
+    const std::uint32_t seq = sleepers_.Seq(false);
     if (const Status status = ReadSome(call, fd); status != Status::kDone) {
       return LeaveRecv(call.peek, status, done);
     }

@@ -13,19 +13,27 @@
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/fd/file.h"
-#include "lib/posix/sharing/unread.h"
 #include "lib/posix/socket/budget.h"
 #include "lib/posix/socket/interest_latch.h"
 #include "lib/posix/socket/lane_state.h"
 #include "lib/posix/socket/sock_anchor.h"
 #include "lib/posix/socket/sock_ancillary.h"
+#include "lib/posix/socket/sock_calls.h"
 #include "lib/posix/socket/sock_claim.h"
 #include "lib/posix/socket/sock_closed.h"
+#include "lib/posix/socket/sock_control.h"
 #include "lib/posix/socket/sock_exec.h"
 #include "lib/posix/socket/sock_hold.h"
+#include "lib/posix/socket/sock_holders.h"
 #include "lib/posix/socket/sock_noted.h"
+#include "lib/posix/socket/sock_notice.h"
 #include "lib/posix/socket/sock_options.h"
+#include "lib/posix/socket/sock_read_ahead.h"
+#include "lib/posix/socket/sock_sleepers.h"
+#include "lib/posix/socket/sock_starvation.h"
+#include "lib/posix/socket/sock_tally.h"
 #include "lib/posix/socket/sock_watch.h"
+#include "lib/posix/socket/sock_way_back.h"
 #include "lib/posix/socket/sock_zero_copy.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -46,40 +54,30 @@ enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 class alignas(64) SockLayout : public File,
                                public rendezvous::Seeker,
                                public rendezvous::AnchorWatcher {
- public:
-  enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
-
  protected:
   explicit SockLayout(Sock* self)
       : File(FileKind::kSock),
         anchor_(self),
         zero_copy_(self),
+        control_(self),
+        way_back_(self, tx_latch, rx_latch),
         across_exec_(self),
         send_gate_(self),
+        notice_(self, tx_latch, rx_latch),
+        holders_(self, tx_latch, rx_latch),
         claim_(self),
         copy_(self),
-        noted_(self) {}
+        tally_(self, tx_latch, rx_latch),
+        noted_(self),
+        read_ahead_(self, rx_latch) {}
 
   // What a call of a stream on TCP touches lies in one cache line, with the
   // members of the bases.  The kernel has just been there, so each further line
   // is a miss.
-  //
-  // gate_ counts calls inside the kernel in kPlain that have no mark
-  // (thread/call_marks.h): waits, and calls whose thread has no place for a
-  // mark.  The bits above the count say which life of this object the calls
-  // belong to.
-  std::atomic<std::uint32_t> gate_{0};
-  // Calls that have moved bytes.  Threads that come out of the kernel at once
-  // may lose a count.
-  std::atomic<std::uint32_t> ops_{0};
-  std::atomic<std::uint64_t> tx_raw_{0};
-  std::atomic<std::uint64_t> rx_raw_{0};
+  PlainCalls calls_;
   std::atomic<std::uint32_t> next_ops_{0};
   base::Paired<std::atomic<Mode>> mode_;
   LaneState lane_state_;
-  static constexpr std::uint32_t kOneLife = 1 << 18;
-  static constexpr std::uint32_t kInside = kOneLife - 1;
-  static constexpr std::uint32_t kLife = ~kInside;
 
   // What a call of a stream on a lane touches, once kLaneMark has told of the
   // lane.
@@ -119,9 +117,6 @@ class alignas(64) SockLayout : public File,
   // The registrations wait to get to user space.  Written with interest_latch.
   std::atomic<bool> moves{false};
   Sock* moving_next RC_GUARDED_BY(interest_latch) = nullptr;
-  std::atomic<std::uint64_t> rx_edges{0};
-  // Threads in poll() that sleep on a bell for this stream.
-  std::atomic<int> poll_sleepers{0};
 
   // posix_spawn may give the descriptor to a program, whatever close-on-exec
   // says.
@@ -138,11 +133,8 @@ class alignas(64) SockLayout : public File,
   KeptOptions options_{tx_latch};
   Ancillary ancillary_;
   ZeroCopyUse zero_copy_;
-  std::atomic<Policy> policy_{Policy::kAuto};
-  // Since when AwaitsLane(reason) has the stream leave, and why.
-  std::uint64_t leaving_since_ns_ = 0;
-  base::Reason leaving_why_ = base::Reason::kNone;
-  std::atomic<std::uint32_t> given_away_{0};  // how often
+  ProgramControl control_;
+  WayBack way_back_;
   AcrossExec across_exec_;
   base::Paired<bool> half_closed_;  // shut down here, or ended by the peer
   Sock* pool_next_ = nullptr;
@@ -156,77 +148,40 @@ class alignas(64) SockLayout : public File,
   std::atomic<int> attempts_{0};
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
-  base::Terms terms_;  // by the rules for the peer
 
-  // Engine waits that no lane serves: bumped and woken by WakeRx/WakeTx.
-  std::atomic<std::uint32_t> rx_seq_{0};
-  std::atomic<std::uint32_t> tx_seq_{0};
-  std::atomic<int> rx_sleepers_{0};
-  std::atomic<int> tx_sleepers_{0};
-  // Threads that sleep on the lane's own words, and threads that sleep on those
-  // of the parked lane.  lane_pins_ is the index of the lane's, and changes
-  // whenever a lane is parked.
-  std::atomic<int> pins_[2] = {};
-  base::Paired<int> lane_pins_;
+  // What a sleep touches is one cache line.
+  Sleepers sleepers_;
   // The number by which the stream goes on after the application has closed it
   // under sleeping calls; -1: there is none.
   base::Paired<int> left_fd_{-1};
   std::atomic<int> left_awake_{0};  // those calls that do not sleep now
   base::Paired<std::unique_ptr<lane::Lane>> parked_;
+  base::Terms terms_;  // by the rules for the peer
 
-  std::shared_ptr<lane::shm::Link> link_;
-  int index_ = -1;
-  std::atomic<std::uint32_t> notify_{0};
-  std::atomic<int> bell_{0};
-  std::atomic<lane::Source*> source_{nullptr};
-  // The conductor counts this stream as one that wants source_ drained.
-  bool source_wanted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  LaneNotice notice_;
   Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // of the last lane
-  bool starve_timer_ RC_GUARDED_BY(tx_latch) = false;
-  // The stream leaves its lane because its receiver does not read there.
-  bool starved_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  std::uint64_t starve_acked_ RC_GUARDED_BY(tx_latch) = 0;
-  // When there was last no room.
-  std::uint64_t starve_posted_ RC_GUARDED_BY(tx_latch) = 0;
-  std::uint64_t starve_since_ns_ RC_GUARDED_BY(tx_latch) = 0;
-  // Looks in a row that found no progress.
-  int starve_late_ RC_GUARDED_BY(tx_latch) = 0;
+  Starvation starvation_ RC_GUARDED_BY(tx_latch);
   std::uint64_t timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t close_timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   ClosedStreams::Place closed_place_;
   std::uint32_t settle_wait_ms_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 1;
   bool settle_posted_ = false;
-  // The stream has been on a lane.
-  bool promoted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  bool accounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool finished_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool finish_done_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   bool settled_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   std::atomic<bool> connected_{false};
   bool reset_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   std::uint32_t demotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  // For `rcsock stat`: promotions, and departures that were orderly or forced.
-  std::uint32_t promotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint32_t left_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   bool leave_uncounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  // The number of a Holding; -1: no other process has ever held the connection.
-  std::atomic<int> holders_{-1};
-  std::atomic<std::uint32_t> fork_{0};  // the last fork counted there
+  Holders holders_;
   ClaimKeeper claim_;
   UnusedCopy copy_;
-  // How much of what this process has moved is told there.
-  std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  // Offsets at which this process began.
-  std::uint64_t account_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint64_t account_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  bool inherited_ = false;
+  Tally tally_;
   NotedShare noted_;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
-  Unread unread_ RC_GUARDED_BY(rx_latch);
+  ReadAhead read_ahead_;
 };
 
 }  // namespace rcsock::posix

@@ -11,7 +11,6 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
-#include "lib/base/sleep.h"
 #include "lib/posix/fd/table.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
@@ -25,11 +24,6 @@ using stream::Stream;
 
 // The most between two looks whether threads still sleep on a lane.
 constexpr std::uint32_t kMostWaitMs = 64;
-// The wait for a lane that both ends have agreed to.  The peer's threads may
-// have to come out of the kernel first.  If they are late, the peer has written
-// nothing to the lane either.
-constexpr std::uint64_t kMostAwaitNs = 20'000'000;
-
 void Sock::PostSettle() {
   if (settle_posted_) return;
   Conductor* conductor = Conductor::IfRunning();
@@ -69,7 +63,7 @@ bool Sock::GiveLaneBack(Conductor* conductor) {
   std::uint32_t wait = 0;
   {
     Latched latched(this);
-    slept_on = LanePins().load(std::memory_order_seq_cst) != 0;
+    slept_on = sleepers_.AnyOnLane();
     if (slept_on && parked_ != nullptr) {
       // Threads sleep on two lanes: a handler sleeps above another's sleep, for
       // instance.
@@ -90,7 +84,7 @@ bool Sock::GiveLaneBack(Conductor* conductor) {
     }
     return false;
   }
-  if (link_ != nullptr) link_->SetCookie(index_, nullptr);
+  notice_.Unreport();
   if (!slept_on) {
     conductor->ReturnLane(Share(), std::move(lane));
   } else if (!Unpark()) {
@@ -103,15 +97,13 @@ std::unique_ptr<lane::Lane> Sock::TakeLaneLatched(bool slept_on) {
   settle_wait_ms_ = 1;
   stream_->ReleaseLane();
   settled_ = false;
-  WantSource(false);
-  source_.store(nullptr, std::memory_order_release);
+  notice_.End();
   UnlistRemote();
   std::unique_ptr<lane::Lane> lane = std::move(lane_.Write(tx_latch, rx_latch));
   lane_is_shm_.Write(tx_latch, rx_latch) = false;
-  notify_.store(0);
   if (!slept_on) return lane;
   parked_.Write(tx_latch, rx_latch) = std::move(lane);
-  lane_pins_.Write(tx_latch, rx_latch) ^= 1;
+  sleepers_.Park(tx_latch, rx_latch);
   return nullptr;
 }
 
@@ -125,7 +117,7 @@ bool Sock::Unpark() {
   {
     Latched latched(this);
     if (parked_ == nullptr) return true;
-    if (pins_[lane_pins_ ^ 1].load(std::memory_order_seq_cst) != 0) {
+    if (sleepers_.AnyOnParked()) {
       parked_->WakeLocal();
       return false;
     }
@@ -152,7 +144,7 @@ void Sock::UnparkLater(std::uint32_t ms) {
 // A stream that is half closed in the kernel may not be promoted any more: the
 // switch would take that end for the end of the peer (rule 1).
 void Sock::HalfClosed() {
-  Spoil();
+  holders_.Spoil();
   half_closed_.Write(tx_latch, rx_latch) = true;
   lane_state_.Step(LaneState::Event::kPin);
 }
@@ -193,8 +185,7 @@ bool Sock::LeavesEngineLatched(bool* spilled) {
 
 void Sock::LeaveEngineLatched(bool spilled) {
   Conductor* conductor = Conductor::IfRunning();
-  tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
-  rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
+  calls_.SetMoved(stream_->tx_off(), stream_->rx_off());
   watch_.End(conductor, fd());
   if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
   timer_ = 0;
@@ -212,7 +203,7 @@ void Sock::LeaveEngineLatched(bool spilled) {
   }
   quick_.may_send = quick_.may_receive = false;
   NoteOnLane(fd(), this, false);
-  if (std::exchange(starved_, false) && !spilled) {
+  if (starvation_.TakeLeft() && !spilled) {
     JudgeSoon({stream_->tx_off(), stream_->tx_off()});
   }
   SetMode(spilled ? Mode::kUnread : Mode::kPlain);
@@ -234,95 +225,8 @@ void Sock::LookAfterLeaving() {
             : demotions_ < 4                 ? 2 * demotions_
                                              : 8;
   }
-  next_ops_ = ops() + (terms_.promote_ops << shift);
-  next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
-}
-
-// The peer may already have the lane that this end has agreed to, and write to
-// it.  An end that left before its lane comes would not see what a dying peer
-// had put there.  So the lane comes, and is left.
-bool Sock::AwaitsLane(Reason reason) {
-  if (!lane_state_.Agreed() || SeeksRemote()) return false;
-  Latched latched(this);
-  if (mode() != Mode::kEngine || stream_ == nullptr || lane_ != nullptr ||
-      closed_.load(std::memory_order_relaxed)) {
-    return false;
-  }
-  const std::uint64_t now = base::NowNs();
-  if (lane_state_.Step(LaneState::Event::kLeave)) {
-    leaving_since_ns_ = now;
-    leaving_why_ = reason;
-  }
-  return now - leaving_since_ns_ < kMostAwaitNs;
-}
-
-bool Sock::StepToPlain(Reason reason) {
-  if (Engaged()) {
-    if (AwaitsLane(reason)) return false;
-    CancelSeek();
-    {
-      Latched latched(this);
-      if (mode() == Mode::kEngine && stream_ != nullptr) {
-        lane_state_.Step(LaneState::Event::kLeave);
-        stream_->Demote(reason, true);
-        stream_->Progress();
-        HandleChanges();
-      }
-    }
-    if (mode() == Mode::kEngine) BackToPlain();
-  }
-  return mode() != Mode::kEngine;
-}
-
-std::uint64_t LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
-
-bool Sock::ToPlain(Reason reason, std::uint64_t deadline_ns) {
-  if (deadline_ns == 0) deadline_ns = LeaveDeadline();
-  for (int i = 0;; ++i) {
-    if (StepToPlain(reason)) return true;
-    if (StuckOnStash() || base::NowNs() >= deadline_ns) break;
-    // The peer's background thread answers within a round trip or two.
-    base::SleepThrough(i < 50 ? 100'000 : 10'000'000);
-  }
-  StopLeaving();
-  return mode() != Mode::kEngine;
-}
-
-void Sock::StopLeaving() {
-  Latched latched(this);
-  lane_state_.Step(LaneState::Event::kStopLeaving);
-}
-
-// Returns whether only bytes that were read ahead hold the stream.  There was
-// no memory to share them in.
-bool Sock::StuckOnStash() {
-  Latched latched(this);
-  const bool stuck = mode() == Mode::kEngine && stream_ != nullptr &&
-                     lane_ == nullptr && stream_->OnlyStash();
-  return stuck;
-}
-
-void Sock::KeepPlain() { lane_state_.Step(LaneState::Event::kPin); }
-
-void Sock::LeaveForGood(Reason reason) {
-  Spoil();
-  KeepPlain();
-  StepToPlain(reason);
-}
-
-bool Sock::Pin(Reason reason, std::uint64_t deadline_ns) {
-  Spoil();
-  return PinHere(reason, deadline_ns);
-}
-
-bool Sock::PinHere(Reason reason, std::uint64_t deadline_ns) {
-  if (!lane_state_.Pinned() && connected_.load(std::memory_order_relaxed)) {
-    RCSOCK_LOG(1, "fd %d: stays on TCP: %s", fd(), base::ReasonKey(reason));
-  }
-  KeepPlain();
-  const bool ok = ToPlain(reason, deadline_ns);
-  reason_ = reason;
-  return ok;
+  next_ops_ = calls_.count() + (terms_.promote_ops << shift);
+  next_bytes_ = calls_.bytes() + (terms_.promote_bytes << shift);
 }
 
 }  // namespace rcsock::posix

@@ -74,7 +74,7 @@ class Sock::LeftCall {
  public:
   explicit LeftCall(Sock* sock)
       : sock_(sock), outer_(tls_left), joined_(tls_joined) {
-    tls_left = {sock, sock->Life(), joined_.deadline_ns, true};
+    tls_left = {sock, sock->calls().Life(), joined_.deadline_ns, true};
   }
   // Also runs when cancellation ends the call.
   ~LeftCall() {
@@ -131,15 +131,7 @@ class Sock::LeftCall {
 // Returns how many calls sleep on the stream.  If a handler of this thread has
 // interrupted such a call, that call does not count.  The close ends it as the
 // kernel's would, where the interrupted call is over by then.
-int Sock::SleepersLatched() const {
-  int all = 0;
-  for (const auto* count :
-       {&rx_sleepers_, &tx_sleepers_, &pins_[0], &pins_[1]}) {
-    all += count->load(std::memory_order_seq_cst);
-    if (tls_signals.counted == count) --all;
-  }
-  return all;
-}
+int Sock::SleepersLatched() const { return sleepers_.All(tls_signals.counted); }
 
 bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
   if (mode() != Mode::kEngine || SleepersLatched() <= 0) return false;
@@ -218,8 +210,9 @@ void Sock::ForgetLeft() {
 bool Sock::JoinsLeftToo(const Wait& wait, int result) {
   // Nor does a call of another connection, whose object this has been.  That
   // connection ended under the sleep, for there was no number to keep it by.
-  if (wait.process == 0 || wait.process != OwnPid() || wait.life != Life() ||
-      (tls_left.sock == this && tls_left.life == Life())) {
+  if (wait.process == 0 || wait.process != OwnPid() ||
+      wait.life != calls_.Life() ||
+      (tls_left.sock == this && tls_left.life == calls_.Life())) {
     return false;
   }
   left_awake_.fetch_add(1, std::memory_order_relaxed);
@@ -231,7 +224,7 @@ bool Sock::JoinsLeftToo(const Wait& wait, int result) {
 // The analysis cannot know a latch that `tx` chooses.
 bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
   base::Latch& latch = tx ? tx_latch : rx_latch;
-  std::atomic<int>& count = tx ? tx_sleepers_ : rx_sleepers_;
+  std::atomic<int>& count = sleepers_.OnWord(tx);
   count.fetch_add(1, std::memory_order_relaxed);
   latch.Yield();
   const bool left = JoinsLeft(wait, 0);
@@ -240,7 +233,8 @@ bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
 }
 
 bool Sock::SleepsLeft() {
-  if (tls_left.sock != this || tls_left.life != Life() || !tls_left.awake) {
+  if (tls_left.sock != this || tls_left.life != calls_.Life() ||
+      !tls_left.awake) {
     return false;
   }
   tls_left.awake = false;
@@ -254,8 +248,9 @@ void Sock::WakesLeft() {
 }
 
 std::uint64_t Sock::LeftDeadline() const {
-  return tls_left.sock == this && tls_left.life == Life() ? tls_left.deadline_ns
-                                                          : 0;
+  return tls_left.sock == this && tls_left.life == calls_.Life()
+             ? tls_left.deadline_ns
+             : 0;
 }
 
 IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
@@ -283,7 +278,7 @@ IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
         msghdr message{};
         message.msg_iov = const_cast<iovec*>(rest.iov());
         message.msg_iovlen = static_cast<std::size_t>(rest.count());
-        const ssize_t n = call.InKernelsSleep(&rx_sleepers_, [&] {
+        const ssize_t n = call.InKernelsSleep(&sleepers_.OnWord(false), [&] {
           return real::recvmsg(number, &message, flags);
         });
         if ((flags & MSG_PEEK) == 0) in.Received(n);
@@ -312,7 +307,7 @@ IoResult Sock::SendLeft(const iovec* iov, int count, std::size_t total,
     }
     InKernel in(this);
     if (!in.May(number, now)) continue;
-    const ssize_t n = call.InKernelsSleep(&tx_sleepers_, [&] {
+    const ssize_t n = call.InKernelsSleep(&sleepers_.OnWord(true), [&] {
       if (*done > 0) return SendRest(number, iov, count, *done, flags);
       IovRest rest(iov, count);
       msghdr message{};

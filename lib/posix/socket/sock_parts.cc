@@ -18,32 +18,33 @@
 
 namespace rcsock::posix {
 
-bool Sock::MayPlain(const InKernel& in, int fd) const {
-  return in.May(fd, Mode::kPlain) || in.May(fd, Mode::kUnread);
+static bool MayCall(const Sock::InKernel& in, int number) {
+  return in.May(number, Mode::kPlain) || in.May(number, Mode::kUnread);
 }
 
-ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
-                        std::uint32_t life, std::uint32_t signals,
-                        GoesOn* goes_on) {
+ssize_t SendGate::SendParts(int number, const iovec& whole, std::size_t done,
+                            int flags, std::uint32_t life,
+                            std::uint32_t signals, GoesOn* goes_on) {
   const std::size_t total = whole.iov_len;
   const LaterPart later(signals);
   const int saved = errno;
   // SO_SNDTIMEO is for the whole call, as in the kernel, but for the first
   // part.
-  std::uint64_t left_ns = snd_timeout_ns.load(std::memory_order_relaxed);
+  std::uint64_t left_ns = sock_->snd_timeout_ns.load(std::memory_order_relaxed);
   std::uint64_t* const limit = left_ns != 0 ? &left_ns : nullptr;
   bool vain = false;  // there was no room where `goes_on` said so
   // A number that was closed meanwhile may be another connection's.
-  while (done < total && Life() == life) {
-    if (lane_state_.Wanted(LaneState::kWeak)) {
+  while (done < total && sock_->calls().Life() == life) {
+    if (sock_->lane_state().Wanted(LaneState::kWeak)) {
       const IoResult held =
-          send_gate_.Send(fd, &whole, 1, total, flags | kLater, &done);
+          Send(number, &whole, 1, total, flags | Sock::kLater, &done);
       if (!held.retry()) return held.bytes;
     }
-    if (mode() == Mode::kEngine) {
-      IoResult result = EngineSend(fd, &whole, 1, total, flags | kLater, &done);
+    if (sock_->mode() == Mode::kEngine) {
+      IoResult result = sock_->EngineSend(number, &whole, 1, total,
+                                          flags | Sock::kLater, &done);
       if (result.closed_in_use()) {
-        result = SendLeft(&whole, 1, total, flags | kLater, &done);
+        result = sock_->SendLeft(&whole, 1, total, flags | Sock::kLater, &done);
       }
       if (result.gone()) break;
       if (!result.retry()) return result.bytes;
@@ -52,12 +53,12 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
     // As in the kernel, a handler that has run ends the call where it would
     // sleep.  What finds room still goes.
     const bool over = tls_signals.any != signals;
-    if (!over && !goes_on(fd, POLLOUT, signals, limit)) break;
+    if (!over && !goes_on(number, POLLOUT, signals, limit)) break;
     const iovec part{static_cast<char*>(whole.iov_base) + done,
-                     std::min(total - done, kSendPart)};
-    InKernel in(this);
-    if (!MayPlain(in, fd) || Life() != life) {
-      if (mode() == Mode::kEngine) continue;
+                     std::min(total - done, kPart)};
+    Sock::InKernel in(sock_);
+    if (!MayCall(in, number) || sock_->calls().Life() != life) {
+      if (sock_->mode() == Mode::kEngine) continue;
       break;
     }
     // Another thread may have taken the room.  But `goes_on` does not sleep for
@@ -65,7 +66,8 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
     // reports until it is read.  Then the kernel is asked to sleep, or not, as
     // it would.
     const int sleepless = vain && !over ? 0 : MSG_DONTWAIT;
-    const ssize_t n = in.Sent(SendRest(fd, &part, 1, 0, flags | sleepless));
+    const ssize_t n =
+        in.Sent(sock_->SendRest(number, &part, 1, 0, flags | sleepless));
     if (n > 0) {
       done += static_cast<std::size_t>(n);
       vain = false;

@@ -27,11 +27,11 @@ class Sock::InKernel {
   [[gnu::always_inline]] explicit InKernel(Sock* sock)
       : sock_(sock), mark_(MarkCall(sock)) {
     if (mark_ == nullptr) [[unlikely]]
-      entered_ = sock->gate_.fetch_add(1, std::memory_order_seq_cst);
+      entered_ = sock->calls_.Enter();
   }
   [[gnu::always_inline]] ~InKernel() {
     if (mark_ == nullptr) [[unlikely]] {
-      sock_->LeaveGate(entered_);
+      sock_->LeaveCall(entered_);
       return;
     }
     UnmarkCall(mark_);
@@ -50,13 +50,12 @@ class Sock::InKernel {
            sock_->IsAt(fd);
   }
   // Count what the call has moved.  Return `n`.
-  ssize_t Sent(ssize_t n) { return Moved(sock_->tx_raw_, n); }
-  ssize_t Received(ssize_t n) { return Moved(sock_->rx_raw_, n); }
+  ssize_t Sent(ssize_t n) { return Moved(PlainCalls::kTx, n); }
+  ssize_t Received(ssize_t n) { return Moved(PlainCalls::kRx, n); }
 
  private:
-  [[gnu::always_inline]] ssize_t Moved(std::atomic<std::uint64_t>& bytes,
-                                       ssize_t n) {
-    if (n > 0) sock_->Count(bytes, n, mark_ == nullptr ? &entered_ : nullptr);
+  [[gnu::always_inline]] ssize_t Moved(PlainCalls::Way way, ssize_t n) {
+    if (n > 0) sock_->Count(way, n, mark_ == nullptr ? &entered_ : nullptr);
     return n;
   }
   Sock* const sock_;
@@ -89,18 +88,9 @@ class SockAt {
   std::optional<Sock::InKernel> in_;
 };
 
-inline void Sock::LeaveGate(std::uint32_t entered) {
-  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_.  A
-  // call that is still counted there finishes the adoption here.
-  std::uint32_t before = gate_.load(std::memory_order_relaxed);
-  do {
-    if (((before ^ entered) & kLife) != 0) [[unlikely]]
-      return;
-  } while (!gate_.compare_exchange_weak(before, before - 1,
-                                        std::memory_order_seq_cst));
-  if ((before & kInside) == 1 && lane_state_.Wanted()) [[unlikely]] {
+inline void Sock::LeaveCall(std::uint32_t entered) {
+  if (calls_.Leave(entered) && lane_state_.Wanted()) [[unlikely]]
     LastOut();
-  }
 }
 
 inline Sock::KernelWait Sock::EnterKernelWait(std::uint32_t* entered) {
@@ -108,31 +98,26 @@ inline Sock::KernelWait Sock::EnterKernelWait(std::uint32_t* entered) {
     return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
                                    : KernelWait::kNotNeeded;
   }
-  *entered = gate_.fetch_add(1, std::memory_order_seq_cst);
+  *entered = calls_.Enter();
   if (mode_.Read().load(std::memory_order_seq_cst) != Mode::kEngine) {
     return KernelWait::kEntered;
   }
-  LeaveGate(*entered);
+  LeaveCall(*entered);
   return KernelWait::kNotTheKernels;
 }
 
-inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
+inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveCall(entered); }
 
 // Counts before the call ends.  So a thread that finds the call ended sees the
 // counts, and they are this connection's.  A mark keeps the object from its
 // next connection (SockPool).  A call without a mark is late by the time that a
 // closed object lies in the pool, and finds another life.
-[[gnu::always_inline]] inline void Sock::Count(
-    std::atomic<std::uint64_t>& bytes, ssize_t n,
-    const std::uint32_t* entered) {
-  if (entered != nullptr &&
-      ((gate_.load(std::memory_order_relaxed) ^ *entered) & kLife) != 0)
-      [[unlikely]] {
+[[gnu::always_inline]] inline void Sock::Count(PlainCalls::Way way, ssize_t n,
+                                               const std::uint32_t* entered) {
+  if (entered != nullptr && !calls_.OfThisLife(*entered)) [[unlikely]]
     return;
-  }
-  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
-  const std::uint32_t calls = ops() + 1;
-  ops_.store(calls, std::memory_order_relaxed);
+  calls_.Add(way, static_cast<std::uint64_t>(n));
+  const std::uint32_t calls = calls_.AddCall();
   if (!lane_state_.Idle(LaneState::kWeak)) {
     if (n >= SendGate::kBulkCall && lane_state_.Seeking(LaneState::kWeak) &&
         !lane_state_.Wanted(LaneState::kWeak)) [[unlikely]] {
@@ -143,28 +128,24 @@ inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
   // The bytes are on another line, and small calls make few bytes.
   if (calls >= next_ops_.load(std::memory_order_relaxed) ||
       ((n >= 1024 || calls % 16 == 0) &&
-       tx_raw_.load(std::memory_order_relaxed) +
-               rx_raw_.load(std::memory_order_relaxed) >=
-           next_bytes_.load(std::memory_order_relaxed))) [[unlikely]] {
+       calls_.bytes() >= next_bytes_.load(std::memory_order_relaxed)))
+      [[unlikely]] {
     SeekAfterCall();
   }
 }
 
-template <class Bytes>
-inline void Sock::CountOnly(Bytes& bytes, ssize_t n) {
+inline void Sock::CountOnly(PlainCalls::Way way, ssize_t n) {
   if (!lane_state_.Never(LaneState::kWeak)) return;
-  bytes.store(
-      bytes.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(n),
-      std::memory_order_relaxed);
+  calls_.AddAbout(way, static_cast<std::uint64_t>(n));
 }
 
 inline ssize_t Sock::Sent(ssize_t n) {
-  if (n > 0) CountOnly(tx_raw_, n);
+  if (n > 0) CountOnly(PlainCalls::kTx, n);
   return n;
 }
 
 inline ssize_t Sock::Received(ssize_t n) {
-  if (n > 0) CountOnly(rx_raw_, n);
+  if (n > 0) CountOnly(PlainCalls::kRx, n);
   return n;
 }
 
@@ -231,7 +212,7 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
   if (lane_state_.Never(LaneState::kWeak) && mode() == Mode::kPlain) {
     const ssize_t n = raw();
-    if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(rx_raw_, n);
+    if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(PlainCalls::kRx, n);
     return n;
   }
   std::size_t done = 0;

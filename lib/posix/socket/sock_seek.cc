@@ -84,7 +84,7 @@ void Sock::LookForAnswer() {
 // wanted.
 void Sock::LastOut() {
   base::FullFence();
-  if (InGate() || CallIn(this)) return;
+  if (calls_.Inside() || CallIn(this)) return;
   const int saved = errno;
   if (!lane_state_.Agreed()) {
     send_gate_.EndIfOver();
@@ -125,7 +125,7 @@ void Sock::StartSeek() {
     // still be here.
     Latched latched(this);
     remote_.sought_ns = base::NowNs();
-    remote_.sought_bytes = RawBytes();
+    remote_.sought_bytes = calls_.bytes();
     remote_.queue = QueueOfThread();
     if (lane_state_.Hopeful()) lane_state_.Step(LaneState::Event::kHope);
   }
@@ -145,7 +145,7 @@ void Sock::StartSeek() {
 }
 
 bool Sock::AloneToSeek() {
-  if (SoleHolder()) return true;
+  if (holders_.Sole()) return true;
   // Another process may still use the connection: look again later.
   const Reason why = noted_.Travels() ? noted_.reason() : Reason::kPinnedFork;
   if (reason_ != why) {
@@ -232,17 +232,17 @@ void Sock::SeekFailed(Reason reason, bool final) {
     if (attempts_ < 4 && reason != Reason::kBudget) ++attempts_;
     const bool waits = role_ == stream::Role::kAcceptor && !AtOnce(reason);
     const int shift = waits || attempts_ == 0 ? 0 : 2 * (attempts_ - 1);
-    next_ops_ = ops() + (terms_.promote_ops << shift);
-    next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
+    next_ops_ = calls_.count() + (terms_.promote_ops << shift);
+    next_bytes_ = calls_.bytes() + (terms_.promote_bytes << shift);
     lane_state_.Step(LaneState::Event::kGiveUp);
-  } else if (again && promoted_) {
+  } else if (again && tally_.promoted()) {
     // The peer has had a lane here, so it runs under rcsock.  It may share its
     // end with a child for as long as the child lives.
     LookAfterAsMuch();
     lane_state_.Step(LaneState::Event::kGiveUp);
   } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
     // The peer may only have been slow, or be in no hurry: five looks in all.
-    NextLook(ops(), RawBytes());
+    NextLook(calls_.count(), calls_.bytes());
     lane_state_.Step(LaneState::Event::kGiveUp);
   } else {
     // A pin may end; a last look does not.
@@ -300,7 +300,7 @@ void Sock::Adopt() {
 }
 
 bool Sock::NobodyInside() const {
-  return FenceCalls() && !InGate() && !CallIn(this);
+  return FenceCalls() && !calls_.Inside() && !CallIn(this);
 }
 
 // seq_cst: a call that enters the kernel marks or counts itself and then looks
@@ -312,8 +312,8 @@ Sock::Adoption Sock::TakeFromKernelLatched() {
   // A child that uses its copy counts itself, and then asks (I-CLAIM-1).
   claim_.Keep();
   const bool alone =
-      NobodyInside() && SoleHolder() && SeekGate::Get().MayAdopt();
-  if (alone) HearMovedLatched();
+      NobodyInside() && holders_.Sole() && SeekGate::Get().MayAdopt();
+  if (alone) holders_.HearMoved();
   Adoption result = Adoption::kNotYet;
   if (!alone || !noted_.TakeOffsets()) {
     // The last thread that comes out of the kernel tries again.
@@ -341,12 +341,12 @@ Sock::Adoption Sock::TakeFromKernelLatched() {
 }
 
 void Sock::BeginEngineLatched() {
-  stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
-                 rx_raw_.load(std::memory_order_relaxed));
+  stream_->Adopt(calls_.tx(), calls_.rx());
   anchor_.SetCame(0);
   options_.Take(fd());
   // What others have set meanwhile was not seen here.
-  if (OwnFace() == Face::kLibrary || holders_ >= 0 || noted_.Travels()) {
+  if (OwnFace() == Face::kLibrary || holders_.number() >= 0 ||
+      noted_.Travels()) {
     LearnOptions(fd());
   }
   anchor_.SetInode(SocketInode(fd()));
@@ -365,7 +365,7 @@ bool Sock::TryAdopt() {
     if (lane_state_.state() == LaneState::State::kAgreed &&
         mode() == Mode::kPlain) {
       // The peer is not to wait for an adoption that does not come.
-      if (lane_state_.Pinned() || half_closed_ || !SoleHolder() ||
+      if (lane_state_.Pinned() || half_closed_ || !holders_.Sole() ||
           !SeekGate::Get().MayAdopt()) {
         result = Adoption::kNever;
       } else if (!closed_.load(std::memory_order_relaxed)) {
@@ -405,9 +405,7 @@ void Sock::Moved() {
 
 void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
   Latched latched(this);
-  link_.swap(link);
-  index_ = index;
-  link_->SetCookie(index, this);
+  link = notice_.Join(std::move(link), index);
 }
 
 void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
@@ -435,12 +433,12 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
 }
 
-// AwaitsLane(reason): the lane is left as soon as it has come, before the
+// WayBack::AwaitsLane: the lane is left as soon as it has come, before the
 // thread that waits for that goes on.  A fork, for instance, makes no child
 // before.
 bool Sock::MayOpenLatched() {
   const bool alone =
-      lane_state_.Leaving() ? SoleHolderBeforeFork() : SoleHolder();
+      lane_state_.Leaving() ? holders_.SoleBeforeFork() : holders_.Sole();
   // kOpen succeeds if the lane is still sought, and the stream is not pinned,
   // unless it leaves.
   return mode() == Mode::kEngine && stream_ != nullptr &&
@@ -459,18 +457,18 @@ void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   lane_epoch_ = by.epoch;
   attempts_ = 0;
   if (lane_kind_ == lane::Kind::kRdma) {
-    link_.reset();
+    notice_.TakeLink();
     // The reason stands until the switch, which may never come if one end does
     // not send.
-    if (!by.authenticated && !promoted_) reason_ = Reason::kUnproven;
+    if (!by.authenticated && !tally_.promoted()) reason_ = Reason::kUnproven;
     static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
     ListRemote();
   }
-  source_.store(lane_->source(), std::memory_order_release);
+  notice_.Begin(lane_.get());
   BoundSendsLatched();
   // During the switch the conductor takes the control messages.
-  TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
-           0);
+  notice_.Tell(
+      lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
   RCSOCK_LOG(2, "fd %d: lane open, epoch %u", fd(), by.epoch);
   // Rule 2.  A peer that answers on an unauthenticated lane must also know more
   // of the connection than any program on its host can see.
@@ -478,7 +476,7 @@ void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   stream_->LaneUp(lane_.get(), by.epoch, by.mine, by.peers,
                   by.authenticated || role_ == stream::Role::kConnector,
                   by.authenticated ? std::uint8_t{0} : kMinTail);
-  if (lane_state_.Leaving()) stream_->Demote(leaving_why_, true);
+  if (lane_state_.Leaving()) stream_->Demote(way_back_.why(), true);
   stream_->Progress();
   HandleChanges();
   send_gate_.LaneCame(remote_.sought_ns);

@@ -1,7 +1,5 @@
-// What else a program asks of a stream that the engine owns: its end, its
-// readiness, its error, how much there is.
+// What else a stream does by its engine: its end here, and its readiness.
 
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -11,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdint>
 #include <cstring>
 
@@ -245,50 +242,9 @@ std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
   return WholeReadinessLatched(events) & (events | POLLERR | POLLHUP);
 }
 
-// The anchor's own end comes when both ends have said theirs, and have read
-// all.
-std::uint8_t Sock::TcpState(std::uint8_t anchors) {
-  anchors == TCP_CLOSE ? static_cast<void>(TakeTcpEnd()) : TakeEnd();
-  Latched latched(this);
-  if (mode() != Mode::kEngine || stream_ == nullptr) return anchors;
-  const bool own = stream_->Shut();
-  if (stream_->Gone()) return TCP_CLOSE;
-  if (stream_->PeerEnded()) return own ? TCP_CLOSE : TCP_CLOSE_WAIT;
-  if (own && anchors == TCP_ESTABLISHED) {
-    return stream_->FinSent() ? TCP_FIN_WAIT2 : TCP_FIN_WAIT1;
-  }
-  return anchors;
-}
-
-int Sock::TakeError() {
-  Latched latched(this);
-  int error = 0;
-  if (mode() == Mode::kEngine && stream_ != nullptr) {
-    error = stream_->TakeError();
-    if (error != 0) {
-      stream_->Progress();
-      HandleChanges();
-    }
-  } else if (mode() == Mode::kUnread) {
-    error = TakeKeptLatched();
-  }
-  return error;
-}
-
-bool Sock::ReadableBytes(int* bytes) {
-  Latched latched(this);
-  const bool unread = mode() == Mode::kUnread;
-  const bool mine = unread || (mode() == Mode::kEngine && stream_ != nullptr);
-  if (mine) {
-    const std::size_t n = ReadableLatched();
-    *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
-  }
-  return mine;
-}
-
 std::size_t Sock::ReadableLatched() {
   const bool unread = mode() == Mode::kUnread;
-  std::size_t n = unread ? unread_.size() : stream_->Readable();
+  std::size_t n = unread ? read_ahead_.Held().size() : stream_->Readable();
   // What TCP still holds follows what the stream has.  While rx is raw it is
   // the application's, too.
   int more = 0;
@@ -299,42 +255,6 @@ std::size_t Sock::ReadableLatched() {
     if (!unread) n -= std::min(n, stream_->Ahead());
   }
   return n;
-}
-
-bool Sock::HasReadAhead() {
-  Latched latched(this);
-  return mode() == Mode::kUnread ? unread_.size() > 0
-         : mode() == Mode::kEngine && stream_ != nullptr
-             ? stream_->Readable() > 0
-             : false;
-}
-
-bool Sock::UnsentBytes(bool not_sent, int* bytes) {
-  Latched latched(this);
-  // Before the switch the kernel has all bytes, but for those that wait for the
-  // switch.
-  const bool mine =
-      mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr &&
-      (stream_->tx() != stream::Tx::kRaw || stream_->Unacked() > 0);
-  if (mine) {
-    // A lane to another host gives credit when the sender needs it, not when
-    // the bytes have come.
-    if (lane_kind_ == lane::Kind::kRdma && !not_sent) {
-      stream_->AskLanded();
-      HandleChanges();
-    }
-    std::uint64_t n = stream_->Unacked();
-    if (stream_->tx() == stream::Tx::kLane) {
-      // What is in shared memory is where the peer's kernel would have it, read
-      // or not, so TCP would count it no more.  Without room there, TCP would
-      // have some left over here.
-      const bool there =
-          lane_kind_ == lane::Kind::kShm && lane_->Writable() > 0;
-      if (there || not_sent) n = 0;
-    }
-    *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
-  }
-  return mine;
 }
 
 }  // namespace rcsock::posix

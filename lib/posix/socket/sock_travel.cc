@@ -120,10 +120,9 @@ bool NotedShare::TakeOffsets() {
   tx += static_cast<std::uint64_t>(drift_.tx);
   rx += static_cast<std::uint64_t>(drift_.rx);
   // Others have counted what they have moved.
-  sock_->account_tx_ += tx - sock_->tx_raw_.load(std::memory_order_relaxed);
-  sock_->account_rx_ += rx - sock_->rx_raw_.load(std::memory_order_relaxed);
-  sock_->tx_raw_.store(tx, std::memory_order_relaxed);
-  sock_->rx_raw_.store(rx, std::memory_order_relaxed);
+  PlainCalls& calls = sock_->calls();
+  sock_->tally().OthersMoved(tx - calls.tx(), rx - calls.rx());
+  calls.SetMoved(tx, rx);
   return true;
 }
 
@@ -135,7 +134,7 @@ bool NotedShare::AloneByNotes(bool unspoilt) const {
 
 bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
   if (!sock_->connected_.load() || sock_->closed_.load() ||
-      sock_->given_away_.load() != 0 || sock_->IsHalfClosed() ||
+      sock_->holders().given_away() || sock_->IsHalfClosed() ||
       sock_->lane_state_.Pinned() || sock_->lane_state_.Never() ||
       sock_->zero_copy_.on() || OwnFace() != Face::kPreload ||
       ProcessPinned() != Reason::kNone || InBorrowedMemory()) {
@@ -156,13 +155,13 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     // A child that was forked before this knows of no share, and would take the
     // connection for its own.  The caller's Pin tells it by the Holding.  A
     // fork that begins later copies the share.
-    if (Forking() || !sock_->EndsOfFamily()) return false;
+    if (Forking() || !sock_->holders().EndOfFamily()) return false;
   }
   // This comes first, so that TryAdopt sees the note if this thread does not
   // see what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;
-  bool noted =
-      sock_->ToPlain(Reason::kPinnedScmRights) && sock_->UnreadBytes() == 0;
+  bool noted = sock_->way_back().ToPlain(Reason::kPinnedScmRights) &&
+               sock_->read_ahead().Bytes() == 0;
   if (noted) {
     Latched latched(sock_);
     // A lane may have come and gone since.
@@ -179,7 +178,7 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
 
 void NotedShare::Leave(int number) {
   if (!Travels()) return;
-  if (sock_->given_away_.load(std::memory_order_seq_cst) != 0) {
+  if (sock_->holders().given_away()) {
     // A program that is not followed has the connection, maybe for longer.  The
     // share stays in its name, and holders that got the connection by a message
     // stay on TCP.
@@ -187,12 +186,12 @@ void NotedShare::Leave(int number) {
     return;
   }
   if (ProcessPinned() == Reason::kSandboxed || number < 0) {
-    sock_->GivenAway();
-  } else if (sock_->EndsOfFamily() && !AloneByNotes(false)) {
+    sock_->holders().GiveAway();
+  } else if (sock_->holders().EndOfFamily() && !AloneByNotes(false)) {
     // Other processes have the connection, or may have it.  A call that is
     // still in the kernel with it may take their bytes.  Then the share stays,
     // and they stay on TCP.
-    sock_->GivenAway();
+    sock_->holders().GiveAway();
     if (sock_->NobodyInside()) Notes(number).DropShare(share_.load());
   }
   travels_.store(false, std::memory_order_seq_cst);
@@ -267,17 +266,16 @@ Sock* NotedShare::Foreign(int number, int role, std::uint64_t share,
     tx += static_cast<std::uint64_t>(noted.drift_.tx);
     rx += static_cast<std::uint64_t>(noted.drift_.rx);
   }
-  sock->account_tx_ = tx;
-  sock->account_rx_ = rx;
-  sock->tx_raw_.store(tx);
-  sock->rx_raw_.store(rx);
-  sock->inherited_ = true;
+  sock->BeginAt(tx, rx);
+  sock->tally().Inherit();
   noted.reason_ = reason;
   sock->reason_ = reason;
   sock->TakeSettings(number);
   sock->SetPeer(number, address, length);
   // A half-closed stream stays on TCP.
-  if (AskTcpState(number) != kTcpEstablished) sock->KeepPlain();
+  if (AskTcpState(number) != kTcpEstablished) {
+    sock->lane_state().Step(LaneState::Event::kPin);
+  }
   sock->AllowLane();
   return sock;
 }
@@ -286,8 +284,8 @@ void NotedShare::LearnDrift(int number) { drift_ = Notes(number).GetDrift(); }
 
 void NotedShare::LeaveForExec() {
   const std::uint64_t share = share_.load();
-  if (!Travels() || share == 0 || !sock_->EndsOfFamily() ||
-      sock_->given_away_.load() != 0) {
+  if (!Travels() || share == 0 || !sock_->holders().EndOfFamily() ||
+      sock_->holders().given_away()) {
     return;
   }
   Notes(sock_->fd()).DropShare(share);
@@ -316,11 +314,6 @@ void NotedShare::OnForkChild() {
   sought_.store(false);
 }
 
-bool Sock::EndsOfFamily() const {
-  const Holding* all = FindHolding(holders_);
-  return all == nullptr || all->OfOne();
-}
-
 // Takes over what former holders have set.
 void Sock::TakeSettings(int number) {
   LearnOptions(number);
@@ -328,7 +321,7 @@ void Sock::TakeSettings(int number) {
   int zero_copy = 0;
   socklen_t size = sizeof zero_copy;
   if (OptionsPin(number) || (flags >= 0 && (flags & O_ASYNC) != 0)) {
-    Pin(Reason::kPinnedOption);
+    way_back_.Pin(Reason::kPinnedOption);
   }
   if (::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_ZEROCOPY, &zero_copy,
                 &size) == 0 &&

@@ -27,8 +27,8 @@ bool Sock::SpillLatched() {
   if (!stream_->OnlyStash()) return false;
   const int error = stream_->ErrorBehindStash();
   stream::ByteQueue bytes = stream_->TakeStash();
-  if (!unread_.Make(bytes.data(), bytes.size(), anchor_.inode(),
-                    anchor_.came_ns(), error)) {
+  if (!read_ahead_.Held().Make(bytes.data(), bytes.size(), anchor_.inode(),
+                               anchor_.came_ns(), error)) {
     stream_->GiveStash(std::move(bytes));
     return false;
   }
@@ -45,8 +45,8 @@ void Sock::BecomeUnread() {
 
 void Sock::EndUnreadLatched() {
   if (mode() != Mode::kUnread) return;
-  unread_.Close();
-  if (Holding* all = FindHolding(holders_)) all->unread.store(0);
+  read_ahead_.Held().Close();
+  if (Holding* const all = holders_.Find()) all->unread.store(0);
   unread_streams.fetch_sub(1, std::memory_order_relaxed);
   if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
       !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
@@ -95,24 +95,25 @@ void Sock::TakeUnread(UnreadCall& call) {
   IovRest rest(call.iov, call.count);
   rest.Skip(*call.done);
   const bool drop = (call.flags & MSG_TRUNC) != 0;
-  call.n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(),
-                        call.total - *call.done, (call.flags & MSG_PEEK) != 0);
+  call.n = read_ahead_.Held().Take(drop ? nullptr : rest.iov(), rest.count(),
+                                   call.total - *call.done,
+                                   (call.flags & MSG_PEEK) != 0);
   call.fault = base::TakeFault();
-  if (unread_.size() != 0 || call.fault) return;
+  if (read_ahead_.Held().size() != 0 || call.fault) return;
   int more = 0;
-  if (call.nothing() && unread_.Failed() &&
+  if (call.nothing() && read_ahead_.Held().Failed() &&
       ::syscall(SYS_ioctl, call.number, FIONREAD, &more) == 0 && more > 0) {
     call.behind = true;
     return;
   }
-  if (call.nothing()) call.error = unread_.TakeError();
-  call.failed = unread_.Failed();
+  if (call.nothing()) call.error = read_ahead_.Held().TakeError();
+  call.failed = read_ahead_.Held().Failed();
   if (!call.failed) EndUnreadLatched();
 }
 
 void Sock::CountUnread(const UnreadCall& call, ssize_t n) {
   if ((call.flags & MSG_PEEK) != 0) return;
-  rx_raw_.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+  calls_.Add(PlainCalls::kRx, static_cast<std::uint64_t>(n));
 }
 
 IoResult Sock::RecvBehindUnread(const UnreadCall& call) {
@@ -173,51 +174,25 @@ int Sock::TakeKept() {
 }
 
 int Sock::TakeKeptLatched() {
-  const int error = unread_.TakeError();
-  if (unread_.size() == 0) EndUnreadLatched();
+  const int error = read_ahead_.Held().TakeError();
+  if (read_ahead_.Held().size() == 0) EndUnreadLatched();
   return error;
 }
 
-std::size_t Sock::UnreadBytes() {
-  if (mode() != Mode::kUnread) return 0;
-  Critical critical;
-  rx_latch.lock();
-  const std::size_t n = mode() == Mode::kUnread ? unread_.size() : 0;
-  rx_latch.unlock();
-  return n;
-}
-
-bool Sock::HasError() {
-  if (Completions()) return true;
-  if (mode() != Mode::kUnread) return false;
-  Critical critical;
-  const base::LatchGuard hold(rx_latch);
-  return mode() == Mode::kUnread && unread_.Failed();
-}
-
-int Sock::UnreadFd() {
-  Critical critical;
-  rx_latch.lock();
-  const int number =
-      mode() == Mode::kUnread && (unread_.size() > 0 || unread_.Failed())
-          ? unread_.fd()
-          : -1;
-  rx_latch.unlock();
-  return number;
-}
+bool Sock::HasError() { return Completions() || read_ahead_.Failed(); }
 
 bool Sock::InheritUnread(int memory) {
   rx_latch.AssertUnshared();
-  if (!unread_.Open(memory)) return false;
+  if (!read_ahead_.Open(memory)) return false;
   connected_.store(true, std::memory_order_relaxed);
-  anchor_.SetInode(unread_.socket());
-  anchor_.SetCame(unread_.came_ns());
-  inherited_ = true;
-  if (holders_ < 0) {
+  anchor_.SetInode(read_ahead_.Socket());
+  anchor_.SetCame(read_ahead_.CameNs());
+  tally_.Inherit();
+  if (holders_.number() < 0) {
     // The process that started this program may read, too.
     reason_ = Reason::kPinnedExec;
     lane_state_.Step(LaneState::Event::kPin);
-    GivenAway();
+    holders_.GiveAway();
   }
   BecomeUnread();
   return true;

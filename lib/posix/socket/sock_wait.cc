@@ -1,13 +1,11 @@
 // What a call of a stream on a lane does until there is room, or input: it
-// spins, then sleeps.  Also what becomes of a stream whose receiver does not
-// read.
+// spins, then sleeps.
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -17,137 +15,12 @@
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
 #include "lib/lane/shm/shm_lane.h"
-#include "lib/posix/policy/prospect.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/spin.h"
 
 namespace rcsock::posix {
-
-using base::Reason;
-using rendezvous::Conductor;
-
-// A receiver that stops reading would hold a sender although the kernel's
-// larger buffers still had room.  A program that talks to itself does so, for
-// instance.  Such a stream goes back to TCP.
-constexpr std::uint32_t kStarvedMs = 100;
-// Looks in a row without progress.  kMostLate: this thread comes late to the
-// last look.  kMostRemote: the lane is to another host.  Its receiver may wait
-// for its CPU, and has still to read all that the switch has read ahead.
-constexpr int kMostLate = 5;
-constexpr int kMostRemote = 4;
-// And so many more while other streams of the service try whether TCP has more
-// room.  Then the stream leaves without their verdict, as it may need that room
-// itself.
-constexpr int kMostRefused = 20;
-
-// More than TCP's buffers take, if the receiver does not read.
-constexpr std::uint64_t kMoreThanTcp = 8 << 20;
-// JudgeStarved looks so long after a stream has left, and so often at most.
-constexpr std::uint32_t kJudgeMs = 50;
-constexpr int kMostJudged = 4;
-
-void Sock::WatchStarved() {
-  if (lane_ == nullptr) return;
-  starve_posted_ = lane_->Posted();
-  if (starve_timer_) return;
-  Conductor* conductor = Conductor::IfRunning();
-  if (conductor == nullptr) return;
-  starve_acked_ = lane_->Acked();
-  starve_since_ns_ = base::NowNs();
-  // Without memory the timer does not come: the next call without room tries
-  // again.
-  starve_timer_ = conductor->After(
-                      kStarvedMs, [self = Share()] { self->OnStarved(); }) != 0;
-}
-
-void Sock::OnStarved() {
-  Latched latched(this);
-  starve_timer_ = false;
-  if (mode() != Mode::kEngine || stream_ == nullptr || lane_ == nullptr ||
-      !stream_->FastTx()) {
-    starve_late_ = 0;
-    return;
-  }
-  if (lane_->Writable() > 0) {
-    starve_late_ = 0;
-    // A receiver puts off telling of a little room while there is more to take,
-    // and may then take no more.  So a sender that found no room has not been
-    // told.
-    if (lane_->Posted() == starve_posted_) {
-      WakeTx();
-    } else {
-      // Another thread has posted since.  A thread that found no room may still
-      // wait, in a call or in an epoll set.
-      WatchStarved();
-    }
-    return;
-  }
-  if (lane_->Acked() != starve_acked_) {
-    starve_late_ = 0;
-    // A thread that waits now may have begun while this timer ran, and armed
-    // none.
-    WatchStarved();
-    return;
-  }
-  const bool late =
-      base::NowNs() - starve_since_ns_ > 3 * kStarvedMs * 1'000'000ull / 2;
-  const int looks =
-      Prospect::StarvedLooks(service_.load(std::memory_order_relaxed));
-  const int most =
-      std::max(late ? kMostLate : 1,
-               lane_is_shm_ ? looks : std::max(kMostRemote, looks));
-  ++starve_late_;
-  if (starve_late_ < most ||
-      (starve_late_ < most + kMostRefused &&
-       !Prospect::MayLeaveStarved(service_.load(std::memory_order_relaxed),
-                                  base::NowNs()))) {
-    // If this thread is late, the receiver may be, too.
-    WatchStarved();
-  } else {
-    starve_late_ = 0;
-    stream_->Demote(base::Reason::kStarved, true);
-    stream_->Progress();
-    HandleChanges();
-  }
-}
-
-void Sock::JudgeSoon(Starved starved) {
-  Conductor* conductor = Conductor::IfRunning();
-  if (conductor == nullptr) return;
-  conductor->After(kJudgeMs,
-                   [self = Share(), starved] { self->JudgeStarved(starved); });
-}
-
-// The kernel has the stream again.  If TCP is full by now, too, or has taken
-// more than it keeps, the receiver is only slow.  Then the lane would have been
-// worth the wait, and the stream is as welcome on a lane as before.  Otherwise
-// its sender needed the room, and the stream stays on TCP the longer.
-//
-// A sender that has moved nothing yet may not have had a CPU since.  It may
-// also be in the midst of a long call, which is counted at its end.  A sender
-// that has moved more since the last look may go on until TCP is full.
-void Sock::JudgeStarved(Starved starved) {
-  Latched latched(this);
-  if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
-      lane_state_.Pinned()) {
-    return;
-  }
-  const std::uint64_t at = tx_raw_.load(std::memory_order_relaxed);
-  const bool vain = anchor_.IsFull() || at - starved.left_at >= kMoreThanTcp;
-  const bool over = at != starved.left_at && at == starved.seen_at;
-  if (!vain && !over && starved.looks + 1 < kMostJudged) {
-    JudgeSoon({starved.left_at, at, starved.looks + 1});
-    return;
-  }
-  Prospect::Starved(service_.load(std::memory_order_relaxed), vain);
-  if (!vain || demotions_ == 0) return;
-  --demotions_;
-  TryAgainLater();
-}
-
-bool Sock::RingIsFull() const { return lane_ != nullptr && lane_->HalfFull(); }
 
 void Sock::Begin(Wait& wait,
                  const std::atomic<std::uint64_t>& timeout_ns) const {
@@ -172,7 +45,7 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
     }
     if (tx_latch.Contended()) {
       if (GiveWay(wait, true)) return kJoinsLeft;
-      if (wait.life != Life() || mode() != Mode::kEngine ||
+      if (wait.life != calls_.Life() || mode() != Mode::kEngine ||
           !stream_->FastTx()) {
         return 0;
       }
@@ -209,7 +82,7 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
     }
     if (rx_latch.Contended()) {
       if (GiveWay(wait, false)) return kJoinsLeft;
-      if (wait.life != Life() || mode() != Mode::kEngine ||
+      if (wait.life != calls_.Life() || mode() != Mode::kEngine ||
           !stream_->ReadsLane()) {
         return 0;
       }
@@ -306,10 +179,10 @@ bool Sock::MayBlock(const Wait& wait) {
 // A wake-up cannot be lost (I-SLEEP-1).  Without a lane: `seq` was read before
 // the stream was looked at, each change bumps the word after, and the kernel
 // compares.  With a lane: the lane does this with its own word and `token`.
-// Also, WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is
-// counted before rx_seq_ is looked at.  So one side sees a change of state in
-// between.  Where the stream leaves the lane, Settle looks at pins_, with both
-// latches, and makes all sleepers return.
+// Also, WakeRx bumps the word before it looks for sleepers on the lane, while
+// here the sleeper is counted before it looks at the word.  So one side sees a
+// change of state in between.  Where the stream leaves the lane, Settle looks
+// for sleepers, with both latches, and makes all of them return.
 //
 // The analysis cannot know a latch that `tx` chooses.
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
@@ -318,15 +191,14 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   ThreadSignals& self = tls_signals;
   const Sleep sleep{wait.poll || wait.part ? self.any : self.interrupts,
                     wait.part ? wait.any : wait.signals,
-                    tx ? tx_seq_ : rx_seq_,
+                    sleepers_.Word(tx),
                     seq,
                     lane,
                     token,
                     tx};
   base::Latch& latch = tx ? tx_latch : rx_latch;
-  std::atomic<int>& count = lane != nullptr ? LanePins()
-                            : tx            ? tx_sleepers_
-                                            : rx_sleepers_;
+  std::atomic<int>& count =
+      lane != nullptr ? sleepers_.OnLane() : sleepers_.OnWord(tx);
   count.fetch_add(1, std::memory_order_seq_cst);
   const bool is_left = left_fd_ >= 0 && SleepsLeft();
   latch.unlock();
@@ -379,7 +251,7 @@ bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
   if (deadline_ns == 0) deadline_ns = base::NowNs() + kHourNs;
   Critical critical;
   rx_latch.lock();
-  const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
+  const std::uint32_t seq = sleepers_.Seq(false);
   if (!IsAt(number) || mode() != Mode::kEngine || lane_ == nullptr ||
       !stream_->FastRx()) {
     rx_latch.unlock();

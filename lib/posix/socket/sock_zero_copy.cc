@@ -15,7 +15,7 @@ void ZeroCopyUse::Set(bool on) {
   if (on && its() == nullptr) {
     auto* made = new (std::nothrow) ZeroCopy;
     ZeroCopy* none = nullptr;
-    if (made == nullptr) return sock_->PinByOption();
+    if (made == nullptr) return sock_->way_back().PinByOption();
     if (!calls_.compare_exchange_strong(none, made)) delete made;
   }
   on_.store(on, std::memory_order_release);
@@ -30,12 +30,13 @@ ZeroCopy* ZeroCopyUse::ForCall() {
     if (real::getsockopt(sock_->fd(), SOL_SOCKET, SO_ZEROCOPY, &on, &size) ==
             0 &&
         on != 0) {
-      sock_->Pin(base::Reason::kPinnedOption);
+      sock_->way_back().Pin(base::Reason::kPinnedOption);
     }
     return nullptr;
   }
   // All processes share one row of numbers.
-  if (!sock_->AlwaysAlone()) sock_->Pin(base::Reason::kPinnedOption);
+  if (sock_->tally().inherited() || !sock_->holders().Sole())
+    sock_->way_back().Pin(base::Reason::kPinnedOption);
   return its();
 }
 
@@ -62,7 +63,7 @@ void ZeroCopyUse::CopiedInstead() {
     if (sock_->mode() != Mode::kEngine) Registrations::Get().Kick(sock_);
   }
   // The program does not read completions, or not in order.
-  if (!ok) sock_->Pin(base::Reason::kPinnedOption);
+  if (!ok) sock_->way_back().Pin(base::Reason::kPinnedOption);
 }
 
 void ZeroCopyUse::TakeErrors() {
@@ -95,7 +96,5 @@ void Sock::SetCompletions(bool some) {
   if (completions_.exchange(some, std::memory_order_relaxed) == some) return;
   unread_streams.fetch_add(some ? 1 : -1, std::memory_order_relaxed);
 }
-
-bool Sock::AlwaysAlone() const { return !inherited_ && SoleHolder(); }
 
 }  // namespace rcsock::posix

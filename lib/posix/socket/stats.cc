@@ -196,7 +196,7 @@ std::unique_ptr<Stats> CountAll() {
   std::unique_ptr<Stats> all(new (std::nothrow) Stats);
   if (all == nullptr) return all;
   all->CopyFrom(stats);
-  ForEachSock([&](Sock* sock) { sock->Fold(all.get()); });
+  ForEachSock([&](Sock* sock) { sock->tally().Fold(all.get()); });
   return all;
 }
 

@@ -1,0 +1,120 @@
+#include "lib/posix/socket/sock_notice.h"
+
+#include "lib/lane/shm/shm_lane.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/thread/bell_shares.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+std::shared_ptr<lane::shm::Link> LaneNotice::Join(
+    std::shared_ptr<lane::shm::Link> link, int index) {
+  link_.swap(link);
+  index_ = index;
+  link_->SetCookie(index, sock_);
+  return link;
+}
+
+std::shared_ptr<lane::shm::Link> LaneNotice::TakeLink() {
+  tx_.AssertHeld();
+  rx_.AssertHeld();
+  lane_ = nullptr;
+  shm_ = nullptr;
+  return std::move(link_);
+}
+
+void LaneNotice::Begin(lane::Lane* lane) {
+  tx_.AssertHeld();
+  rx_.AssertHeld();
+  lane_ = lane;
+  shm_ = lane->kind() == lane::Kind::kShm
+             ? static_cast<lane::shm::ShmLane*>(lane)
+             : nullptr;
+  source_.store(lane->source(), std::memory_order_release);
+}
+
+void LaneNotice::End() {
+  tx_.AssertHeld();
+  rx_.AssertHeld();
+  WantSource(false);
+  source_.store(nullptr, std::memory_order_release);
+  bits_.store(0);
+  lane_ = nullptr;
+  shm_ = nullptr;
+}
+
+void LaneNotice::WantSource(bool wanted) {
+  lane::Source* source = source_.load(std::memory_order_relaxed);
+  if (source == nullptr || wanted == source_wanted_) return;
+  source_wanted_ = wanted;
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    conductor->SourceWanted(source, wanted ? 1 : -1);
+  }
+}
+
+void LaneNotice::Tell(std::uint32_t bits, int bell) {
+  tx_.AssertHeld();
+  rx_.AssertHeld();
+  bell_.store(bell, std::memory_order_relaxed);
+  // A thread that sees the wish and sleeps on the stream's bell sees which
+  // bell.
+  bits_.store(bits, std::memory_order_release);
+  if (lane_ == nullptr) return;
+  WantSource(bits != 0 && bell == 0);
+  lane_->SetNotify(bits, bell);
+}
+
+void LaneNotice::Wish(std::uint32_t bits) {
+  tx_.AssertHeld();
+  rx_.AssertHeld();
+  if (shm_ == nullptr) return;
+  bits_.store(bits, std::memory_order_relaxed);
+  shm_->Wish(bits, bell());
+}
+
+void LaneNotice::EnterPoll(int bell) {
+  polls_.fetch_add(1, std::memory_order_seq_cst);
+  // A thread that takes the wish back looks at polls_ after that.
+  if (bits_.load(std::memory_order_seq_cst) != 0) return;
+  Latched latched(sock_);
+  tx_.AssertHeld();
+  rx_.AssertHeld();
+  if (lane_ == nullptr || !sock_->OnLane() || bits() != 0) return;
+  // The lane has rung no bell until now, so no thread sleeps on another bell.
+  // A thread that drains a source rings for all its lanes.
+  Tell(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
+       shm_ != nullptr ? bell : kPollBell);
+}
+
+void LaneNotice::KickPollers() {
+  if (polls_.load(std::memory_order_seq_cst) == 0) return;
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    conductor->bells()->Kick(kPollBell);
+  }
+}
+
+void LaneNotice::Reset() {
+  tx_.AssertUnshared();
+  rx_.AssertUnshared();
+  link_.reset();
+  index_ = -1;
+  bits_.store(0, std::memory_order_relaxed);
+  bell_.store(0, std::memory_order_relaxed);
+  source_.store(nullptr, std::memory_order_relaxed);
+  lane_ = nullptr;
+  shm_ = nullptr;
+  source_wanted_ = false;
+}
+
+void LaneNotice::OnForkChild() {
+  tx_.AssertUnshared();
+  rx_.AssertUnshared();
+  polls_.store(0, std::memory_order_relaxed);
+  source_.store(nullptr);
+  lane_ = nullptr;
+  shm_ = nullptr;
+  source_wanted_ = false;
+}
+
+}  // namespace rcsock::posix

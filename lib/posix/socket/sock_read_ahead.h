@@ -1,0 +1,67 @@
+#ifndef RCSOCK_LIB_POSIX_SOCKET_SOCK_READ_AHEAD_H_
+#define RCSOCK_LIB_POSIX_SOCKET_SOCK_READ_AHEAD_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/latch.h"
+#include "lib/posix/sharing/unread.h"
+
+namespace rcsock::posix {
+
+class Sock;
+
+// What a stream in kUnread has read from TCP ahead of the application: bytes
+// that the holders of the connection share, and the error behind them.
+//
+// A part of its Sock.  Any thread may call it, and holds no latch of the
+// stream, unless a method says otherwise.  A child of fork shares the bytes.
+class ReadAhead {
+ public:
+  // `rx`: the stream's rx_latch, which guards this.
+  ReadAhead(const Sock* sock, base::Latch& rx) : sock_(sock), rx_(rx) {}
+
+  // Returns how many bytes are shared.
+  std::size_t Bytes() RC_EXCLUDES(rx_);
+  // Returns whether an error comes behind them.
+  bool Failed() RC_EXCLUDES(rx_);
+  // Returns a descriptor of them, for a program about to be executed, or -1 if
+  // there are none.
+  int Fd() RC_EXCLUDES(rx_);
+
+  // Returns the bytes, or a descriptor that shares them, or -1.  Require the
+  // rx_latch.
+  Unread& Held() {
+    rx_.AssertHeld();
+    return unread_;
+  }
+  int HeldFd();
+  // Takes over bytes from `memory`.  Returns false if it has none.  Requires
+  // the rx_latch, or that no other thread knows the stream.
+  bool Open(int memory) {
+    rx_.AssertUnshared();
+    return unread_.Open(memory);
+  }
+  // Tell the inode number of the socket of such bytes, and when they came.
+  // Require that no other thread knows the stream.
+  std::uint64_t Socket() const {
+    rx_.AssertUnshared();
+    return unread_.socket();
+  }
+  std::uint64_t CameNs() const {
+    rx_.AssertUnshared();
+    return unread_.came_ns();
+  }
+
+ private:
+  // Returns whether the stream is in kUnread.
+  bool Any() const;
+
+  const Sock* const sock_;
+  base::Latch& rx_;
+  Unread unread_ RC_GUARDED_BY(rx_);
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SOCKET_SOCK_READ_AHEAD_H_

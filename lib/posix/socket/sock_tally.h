@@ -1,0 +1,108 @@
+#ifndef RCSOCK_LIB_POSIX_SOCKET_SOCK_TALLY_H_
+#define RCSOCK_LIB_POSIX_SOCKET_SOCK_TALLY_H_
+
+#include <cstdint>
+
+#include "lib/base/latch.h"
+#include "lib/base/reason.h"
+#include "lib/lane/lane.h"
+
+namespace rcsock::posix {
+
+class Sock;
+struct SnapshotStream;
+struct Stats;
+
+// What a stream is at one moment, and what its connection has moved in all.
+struct StreamFacts {
+  bool connected = false;
+  bool on_lane = false;
+  bool switching = false;  // the engine has it, with a lane or on the way
+  lane::Kind kind = lane::Kind::kShm;  // of the last lane
+  base::Reason reason = base::Reason::kNone;
+  std::uint16_t service = 0;    // as Prospect numbers services
+  std::uint64_t sought_ns = 0;  // when it began to look for its peer
+  std::uint64_t tx_bytes = 0;
+  std::uint64_t rx_bytes = 0;
+  std::uint64_t lane_tx_bytes = 0;
+  std::uint64_t lane_rx_bytes = 0;
+  std::uint64_t demotions = 0;
+  std::uint32_t epoch = 0;  // the lane's
+};
+
+// What this process has moved by a stream, and how often the stream has been on
+// a lane: for the statistics, for `rcsock stat`, and for later streams of the
+// service.
+//
+// A part of its Sock.  Any thread may call it, and holds no latch of the
+// stream, unless a method says otherwise.
+class Tally {
+ public:
+  // `tx` and `rx`: the stream's latches.
+  Tally(Sock* sock, const base::Latch& tx, const base::Latch& rx)
+      : sock_(sock), tx_(tx), rx_(rx) {}
+
+  // Returns what the stream is, and what its connection has moved.
+  StreamFacts Describe() const;
+  // Describes the stream for `rcsock stat`.  Returns false if it is no
+  // connection, or no longer one.
+  bool Describe(SnapshotStream* to) const;
+  // Adds the counts to `to`, unless Account has.
+  void Fold(Stats* to) const;
+  // Adds the counts to the process's statistics, once, and gives up the share
+  // in the connection.
+  void Account();
+
+  // --- Require both latches of the stream
+  // One direction has come onto a lane.
+  void Promoted();
+  bool promoted() const;
+  // Both directions have.
+  void CameOnLane();
+  // The stream has left its lane, or the lane has failed (`failover`).
+  void LeftLane(bool failover);
+  // Another holder of the connection has moved so much.
+  void OthersMoved(std::uint64_t tx, std::uint64_t rx);
+  // This process begins with the connection there.  Instead of the latches it
+  // suffices that no other thread knows the stream.
+  void BeginAt(std::uint64_t tx, std::uint64_t rx);
+
+  // Notes that the connection comes from another process.  Requires that no
+  // other thread knows the stream.
+  void Inherit() { inherited_ = true; }
+  bool inherited() const { return inherited_; }
+
+  // Forgets all, for another connection.
+  void Reset();
+  // In the child of a fork.  The parent counts what it did.
+  void OnForkChild();
+
+ private:
+  // Bytes that this process has moved, and those of them that went over a lane.
+  struct Traffic {
+    std::uint64_t tx;
+    std::uint64_t rx;
+    std::uint64_t lane_tx;
+    std::uint64_t lane_rx;
+  };
+  Traffic TrafficOf(const StreamFacts& facts) const;
+  void Add(const StreamFacts& facts, Stats* to) const;
+  void Learn(const StreamFacts& facts) const;
+
+  Sock* const sock_;
+  const base::Latch& tx_;
+  const base::Latch& rx_;
+  // Offsets at which this process began.
+  std::uint64_t begun_tx_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
+  std::uint64_t begun_rx_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
+  std::uint32_t promotions_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
+  std::uint32_t left_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
+  std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
+  bool promoted_ RC_GUARDED_BY_BOTH(tx_, rx_) = false;
+  bool accounted_ RC_GUARDED_BY_BOTH(tx_, rx_) = false;
+  bool inherited_ = false;
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SOCKET_SOCK_TALLY_H_
