@@ -70,12 +70,13 @@ class Sock final : public SockLayout {
   static constexpr std::size_t kSendPart = 256 << 10;
   // Goes on with a blocking send of which `done` bytes have gone, by parts, so
   // that the stream can be adopted between two of them.  `life` and `signals`
-  // are what Life() and tls_signals.any were when the call began.  `goes_on`
-  // waits for room, and says whether the call goes on.  Returns all its bytes.
+  // are Life() and tls_signals.any of the call's beginning.  `goes_on` waits for
+  // room, and says whether the call goes on.  Returns all its bytes.
   using GoesOn = bool(int fd, short events, std::uint32_t signals,
                       std::uint64_t* left_ns);
-  ssize_t SendParts(int fd, const iovec& whole, std::size_t done, int flags,
-                    std::uint32_t life, std::uint32_t signals, GoesOn* goes_on);
+  ssize_t SendParts(int fd, const iovec* iov, int count, std::size_t total,
+                    std::size_t done, int flags, std::uint32_t life,
+                    std::uint32_t signals, GoesOn* goes_on);
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has
   // nothing to restart.  Any handler ends it where it would sleep.  The kernel
   // has no such flag.

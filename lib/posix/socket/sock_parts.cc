@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -14,6 +13,7 @@
 
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -22,10 +22,9 @@ bool Sock::MayPlain(const InKernel& in, int fd) const {
   return in.May(fd, Mode::kPlain) || in.May(fd, Mode::kUnread);
 }
 
-ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
-                        std::uint32_t life, std::uint32_t signals,
-                        GoesOn* goes_on) {
-  const std::size_t total = whole.iov_len;
+ssize_t Sock::SendParts(int fd, const iovec* iov, int count, std::size_t total,
+                        std::size_t done, int flags, std::uint32_t life,
+                        std::uint32_t signals, GoesOn* goes_on) {
   const LaterPart later(signals);
   const int saved = errno;
   // SO_SNDTIMEO is for the whole call, as in the kernel, but for the first
@@ -37,13 +36,14 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
   while (done < total && Life() == life) {
     if (lane_state_.Wanted(LaneState::kWeak)) {
       const IoResult held =
-          send_gate_.Send(fd, &whole, 1, total, flags | kLater, &done);
+          send_gate_.Send(fd, iov, count, total, flags | kLater, &done);
       if (!held.retry()) return held.bytes;
     }
     if (mode() == Mode::kEngine) {
-      IoResult result = EngineSend(fd, &whole, 1, total, flags | kLater, &done);
+      IoResult result =
+          EngineSend(fd, iov, count, total, flags | kLater, &done);
       if (result.closed_in_use()) {
-        result = SendLeft(&whole, 1, total, flags | kLater, &done);
+        result = SendLeft(iov, count, total, flags | kLater, &done);
       }
       if (result.gone()) break;
       if (!result.retry()) return result.bytes;
@@ -53,8 +53,8 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
     // sleep.  What finds room still goes.
     const bool over = tls_signals.any != signals;
     if (!over && !goes_on(fd, POLLOUT, signals, limit)) break;
-    const iovec part{static_cast<char*>(whole.iov_base) + done,
-                     std::min(total - done, kSendPart)};
+    IovRest part(iov, count);
+    part.Limit(done, kSendPart);
     InKernel in(this);
     if (!MayPlain(in, fd) || Life() != life) {
       if (mode() == Mode::kEngine) continue;
@@ -65,7 +65,8 @@ ssize_t Sock::SendParts(int fd, const iovec& whole, std::size_t done, int flags,
     // reports until it is read.  Then the kernel is asked to sleep, or not, as
     // it would.
     const int sleepless = vain && !over ? 0 : MSG_DONTWAIT;
-    const ssize_t n = in.Sent(SendRest(fd, &part, 1, 0, flags | sleepless));
+    const ssize_t n =
+        in.Sent(SendRest(fd, part.iov(), part.count(), 0, flags | sleepless));
     if (n > 0) {
       done += static_cast<std::size_t>(n);
       vain = false;
