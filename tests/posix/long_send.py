@@ -5,12 +5,15 @@ Prints what both ends saw, which is the same plain and on a lane: all bytes, wha
 handler leaves of a call, and what a reset in the middle of one does.
 """
 
+import fcntl
 import hashlib
 import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -29,6 +32,14 @@ def content(size, seed):
     return hashlib.shake_128(seed).digest(1 << 20) * (size >> 20)
 
 
+def pieces(data, count):
+    """Pieces of unlike lengths, of which the first and a later one are empty."""
+    data = memoryview(data)
+    ends = [len(data) * i * i // (count * count) for i in range(count + 1)]
+    cut = [data[a:b] for a, b in zip(ends, ends[1:])]
+    return [data[:0]] + cut[:3] + [data[:0]] + cut[3:]
+
+
 def receive(server, into, pace=0.0):
     while part := server.recv(1 << 20):
         into.append(part)
@@ -39,7 +50,10 @@ def receive(server, into, pace=0.0):
 def whole():
     """All bytes come, in order, from one call of each kind."""
     for name, call in (("send", lambda s, b: s.send(b)), ("write", lambda s, b: os.write(s.fileno(), b)),
-                       ("send, no signal", lambda s, b: s.send(b, socket.MSG_NOSIGNAL))):
+                       ("send, no signal", lambda s, b: s.send(b, socket.MSG_NOSIGNAL)),
+                       ("writev", lambda s, b: os.writev(s.fileno(), pieces(b, 7))),
+                       ("sendmsg", lambda s, b: s.sendmsg(pieces(b, 40))),
+                       ("sendmsg of many pieces", lambda s, b: s.sendmsg(pieces(b, 300)))):
         client, server = pair()
         data = content(MANY, name.encode())
         got = []
@@ -100,8 +114,89 @@ def reset():
         print("then", type(error).__name__)
 
 
+def plain_peer(pace):
+    """A connection with a process that is not under test, and reads 1 MiB each `pace`
+    seconds."""
+    environment = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
+    process = subprocess.Popen([sys.executable, "-c", READS, sys.argv[1], str(pace)],
+                               env=environment, stdout=subprocess.PIPE, text=True)
+    client = socket.create_connection((sys.argv[1], int(process.stdout.readline())))
+    return client, process
+
+
+READS = """
+import socket, sys, time
+listener = socket.create_server((sys.argv[1], 0))
+print(listener.getsockname()[1], flush=True)
+peer, _ = listener.accept()
+while peer.recv(1 << 20, socket.MSG_WAITALL):
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def end(client, process):
+    client.close()
+    process.wait()
+    process.stdout.close()
+
+
+def child_changes_the_flag():
+    """O_NONBLOCK that another process has set, where no call tells of it."""
+    client, server = pair()
+    child = os.fork()
+    if child == 0:
+        os.set_blocking(client.fileno(), False)
+        os._exit(0)
+    os.waitpid(child, 0)
+    begin, cpu = time.monotonic(), time.process_time()
+    sent = os.write(client.fileno(), content(MANY, b"flag"))
+    print("nonblocking by a child", 0 < sent < MANY, time.monotonic() - begin < 20,
+          time.process_time() - cpu < 10)
+    server.close()
+
+
+def handlers_with_room():
+    """Handlers do not cut a call for which there is room."""
+    client, process = plain_peer(0)
+    try:
+        client.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 16 << 20)
+    except PermissionError:
+        print("SKIPPED: handlers with room: no large buffer may be had")
+        return end(client, process)
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.siginterrupt(signal.SIGALRM, False)
+    data = content(2 << 20, b"room")
+    short = 0
+    for _ in range(100):
+        while struct.unpack("i", fcntl.ioctl(client, termios.TIOCOUTQ, b"    "))[0] != 0:
+            time.sleep(0.001)
+        signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+        short += os.write(client.fileno(), data) != len(data)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    print("handlers with room", short)
+    return end(client, process)
+
+
+def zero_copy_before():
+    """A report of MSG_ZEROCOPY that nobody reads keeps no later call awake."""
+    client, process = plain_peer(0.02)
+    client.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
+    client.send(bytes(60000), MSG_ZEROCOPY)
+    time.sleep(0.3)
+    data = content(MANY, b"zerocopy")
+    begin, cpu = time.monotonic(), time.process_time()
+    sent = os.write(client.fileno(), data)
+    used = (time.process_time() - cpu) / (time.monotonic() - begin)
+    print("zero copy before", sent == MANY, used < 0.6)
+    end(client, process)
+
+
+SO_SNDBUFFORCE, SO_ZEROCOPY, MSG_ZEROCOPY = 32, 60, 0x4000000
+
+
 def main():
-    for test in (whole, handler, limit, reset):
+    for test in (whole, handler, limit, reset, child_changes_the_flag, zero_copy_before,
+                 handlers_with_room):
         test()
         sys.stdout.flush()
 

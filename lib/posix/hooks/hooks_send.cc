@@ -28,6 +28,7 @@
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock_quick.h"
 #include "lib/posix/socket/zero_copy.h"
+#include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/thread/signals.h"
 
@@ -97,18 +98,22 @@ bool GoesByParts(Sock* sock, std::size_t length, int flags) {
          !sock->nonblock.load(std::memory_order_relaxed);
 }
 
-// `raw(length)` is the kernel's call for the first part.
+// A vector of more pieces stays in one call: each part has a few of them.
+constexpr int kMostPieces = 64;
+
+// `raw(part)` is the kernel's call for the first part.
 template <class Raw>
-ssize_t SendByParts(int fd, const void* from, std::size_t length, int flags,
-                    Sock* sock, Raw&& raw) {
+ssize_t SendByParts(int fd, const iovec* iov, int count, std::size_t total,
+                    int flags, Sock* sock, Raw&& raw) {
   const std::uint32_t life = sock->calls().Life();
   const std::uint32_t signals = tls_signals.any;
-  const iovec whole{const_cast<void*>(from), length};
-  const iovec part{whole.iov_base, SendGate::kPart};
-  const ssize_t n = sock->Send(fd, &part, 1, part.iov_len, flags,
-                               [&] { return raw(part.iov_len); });
-  if (n < static_cast<ssize_t>(part.iov_len)) return n;
-  return sock->send_gate().SendParts(fd, whole, part.iov_len, flags, life,
+  IovRest part(iov, count);
+  part.Limit(0, SendGate::kPart);
+  const std::size_t length = part.total();
+  const ssize_t n = sock->Send(fd, part.iov(), part.count(), length, flags,
+                               [&] { return raw(part); });
+  if (n < static_cast<ssize_t>(length)) return n;
+  return sock->send_gate().SendParts(fd, iov, count, total, length, flags, life,
                                      signals, &GoesOn);
 }
 
@@ -116,12 +121,12 @@ ssize_t SendByParts(int fd, const void* from, std::size_t length, int flags,
                                     Sock* sock) {
   if (Negative(length)) return real::write(fd, from, length);
   length = Capped(length);
+  const iovec iov{const_cast<void*>(from), length};
   if (GoesByParts(sock, length, 0)) {
-    return SendByParts(fd, from, length, 0, sock, [&](std::size_t part) {
-      return direct::write(fd, from, part);
+    return SendByParts(fd, &iov, 1, length, 0, sock, [&](const IovRest& part) {
+      return direct::write(fd, from, part.total());
     });
   }
-  const iovec iov{const_cast<void*>(from), length};
   return sock->Send(fd, &iov, 1, length, 0,
                     [&] { return direct::write(fd, from, length); });
 }
@@ -191,12 +196,13 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::noinline]] ssize_t LongSend(int fd, const void* from, size_t length,
                                    int flags, Sock* sock) {
   length = Capped(length);
-  if (GoesByParts(sock, length, flags)) {
-    return SendByParts(fd, from, length, flags, sock, [&](std::size_t part) {
-      return direct::send(fd, from, part, flags);
-    });
-  }
   const iovec iov{const_cast<void*>(from), length};
+  if (GoesByParts(sock, length, flags)) {
+    return SendByParts(fd, &iov, 1, length, flags, sock,
+                       [&](const IovRest& part) {
+                         return direct::send(fd, from, part.total(), flags);
+                       });
+  }
   return SendFlagged(sock, fd, &iov, 1, length, flags,
                      [&] { return direct::send(fd, from, length, flags); });
 }
@@ -337,6 +343,12 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     if (const ssize_t n = GatherSend(fd, sock, iov, count, total); n != 0)
       return n;
   }
+  if (count <= kMostPieces && GoesByParts(sock, total, 0)) [[unlikely]] {
+    return SendByParts(fd, iov, count, total, 0, sock,
+                       [&](const IovRest& part) {
+                         return direct::writev(fd, part.iov(), part.count());
+                       });
+  }
   return sock->Send(fd, iov, count, total, 0,
                     [&] { return direct::writev(fd, iov, count); });
 }
@@ -384,6 +396,17 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
         n != 0) {
       return n;
     }
+  }
+  if (count <= kMostPieces && beside == 0 && name == nullptr &&
+      GoesByParts(sock, total, flags)) [[unlikely]] {
+    return SendByParts(fd, message->msg_iov, count, total, flags, sock,
+                       [&](const IovRest& part) {
+                         msghdr told{};
+                         told.msg_iov = const_cast<iovec*>(part.iov());
+                         told.msg_iovlen =
+                             static_cast<std::size_t>(part.count());
+                         return direct::sendmsg(fd, &told, flags);
+                       });
   }
   return SendFlagged(sock, fd, message->msg_iov, count, total, flags,
                      [&] { return direct::sendmsg(fd, message, flags); });

@@ -49,8 +49,9 @@ class SendGate {
   // waits for room, and says whether the call goes on.  Returns all its bytes.
   using GoesOn = bool(int number, short events, std::uint32_t signals,
                       std::uint64_t* left_ns);
-  ssize_t SendParts(int number, const iovec& whole, std::size_t done, int flags,
-                    std::uint32_t life, std::uint32_t signals, GoesOn* goes_on);
+  ssize_t SendParts(int number, const iovec* iov, int count, std::size_t total,
+                    std::size_t done, int flags, std::uint32_t life,
+                    std::uint32_t signals, GoesOn* goes_on);
 
   // Begins a hold after much has been sent during the search, by a call that
   // has moved kBulkCall bytes or more.  What the service will move is not

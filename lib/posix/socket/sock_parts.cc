@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -14,6 +13,7 @@
 
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -22,10 +22,10 @@ static bool MayCall(const Sock::InKernel& in, int number) {
   return in.May(number, Mode::kPlain) || in.May(number, Mode::kUnread);
 }
 
-ssize_t SendGate::SendParts(int number, const iovec& whole, std::size_t done,
-                            int flags, std::uint32_t life,
-                            std::uint32_t signals, GoesOn* goes_on) {
-  const std::size_t total = whole.iov_len;
+ssize_t SendGate::SendParts(int number, const iovec* iov, int count,
+                            std::size_t total, std::size_t done, int flags,
+                            std::uint32_t life, std::uint32_t signals,
+                            GoesOn* goes_on) {
   const LaterPart later(signals);
   const int saved = errno;
   // SO_SNDTIMEO is for the whole call, as in the kernel, but for the first
@@ -37,14 +37,15 @@ ssize_t SendGate::SendParts(int number, const iovec& whole, std::size_t done,
   while (done < total && sock_->calls().Life() == life) {
     if (sock_->lane_state().Wanted(LaneState::kWeak)) {
       const IoResult held =
-          Send(number, &whole, 1, total, flags | Sock::kLater, &done);
+          Send(number, iov, count, total, flags | Sock::kLater, &done);
       if (!held.retry()) return held.bytes;
     }
     if (sock_->mode() == Mode::kEngine) {
-      IoResult result = sock_->EngineSend(number, &whole, 1, total,
+      IoResult result = sock_->EngineSend(number, iov, count, total,
                                           flags | Sock::kLater, &done);
       if (result.closed_in_use()) {
-        result = sock_->SendLeft(&whole, 1, total, flags | Sock::kLater, &done);
+        result =
+            sock_->SendLeft(iov, count, total, flags | Sock::kLater, &done);
       }
       if (result.gone()) break;
       if (!result.retry()) return result.bytes;
@@ -54,8 +55,8 @@ ssize_t SendGate::SendParts(int number, const iovec& whole, std::size_t done,
     // sleep.  What finds room still goes.
     const bool over = tls_signals.any != signals;
     if (!over && !goes_on(number, POLLOUT, signals, limit)) break;
-    const iovec part{static_cast<char*>(whole.iov_base) + done,
-                     std::min(total - done, kPart)};
+    IovRest part(iov, count);
+    part.Limit(done, kPart);
     Sock::InKernel in(sock_);
     if (!MayCall(in, number) || sock_->calls().Life() != life) {
       if (sock_->mode() == Mode::kEngine) continue;
@@ -66,8 +67,8 @@ ssize_t SendGate::SendParts(int number, const iovec& whole, std::size_t done,
     // reports until it is read.  Then the kernel is asked to sleep, or not, as
     // it would.
     const int sleepless = vain && !over ? 0 : MSG_DONTWAIT;
-    const ssize_t n =
-        in.Sent(sock_->SendRest(number, &part, 1, 0, flags | sleepless));
+    const ssize_t n = in.Sent(sock_->SendRest(number, part.iov(), part.count(),
+                                              0, flags | sleepless));
     if (n > 0) {
       done += static_cast<std::size_t>(n);
       vain = false;
