@@ -121,6 +121,8 @@ class Session : public ChannelOwner,
   // Enters the session in the table of tuples.  Returns false if the session
   // has failed.
   bool List(const Address& local_address);
+  // Takes what the links with known neighbours have brought.
+  void LookAtLinks();
   // Returns true if the peer's own offer was there, or if this end has made
   // one.
   bool TryLinks();

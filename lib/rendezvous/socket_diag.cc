@@ -77,11 +77,6 @@ bool Identify(int fd, struct statx* identity) {
          S_ISSOCK(identity->stx_mode);
 }
 
-stream::Role Other(stream::Role role) {
-  return role == stream::Role::kConnector ? stream::Role::kAcceptor
-                                          : stream::Role::kConnector;
-}
-
 // --- /proc/net/tcp, where netlink is refused
 
 // Prints an address and a port as a line of /proc/net/tcp has them: words of 32
@@ -164,7 +159,7 @@ void ReadFile(const char* name, Wanted* one, Wanted* two) {
 // network namespace do not have it.
 std::uint32_t OtherEndByProc(int fd, const Tuple& tuple, stream::Role role) {
   const Names own(tuple, role);
-  const Names other(tuple, Other(role));
+  const Names other(tuple, stream::OtherRole(role));
   std::uint32_t mine = 0;
   std::uint32_t theirs = 0;
   // An IPv6 socket with a mapped address is in the second list.
@@ -292,7 +287,7 @@ std::uint32_t SocketDiag::OtherEnd(int fd, const Tuple& tuple,
   std::uint32_t inode = 0;
   bool by_proc = false;
   if (Open(fd)) {
-    const Answer answer = Ask(tuple, Other(role), scope, &inode);
+    const Answer answer = Ask(tuple, stream::OtherRole(role), scope, &inode);
     // A kernel without this kind of netlink says that there is no such socket.
     by_proc = answer == Answer::kUnavailable ||
               (answer == Answer::kNone && !IsOurs(fd, tuple, role, scope));

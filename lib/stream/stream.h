@@ -17,7 +17,11 @@
 
 namespace rcsock::stream {
 
-enum class Role : std::uint8_t { kConnector, kAcceptor };  // C, S
+enum class Role : std::uint8_t { kConnector, kAcceptor }; 
+constexpr Role OtherRole(Role role) {
+  return role == Role::kConnector ? Role::kAcceptor : Role::kConnector;
+}
+ // C, S
 enum class Tx : std::uint8_t { kRaw, kProp, kComm, kStg, kLane, kDown };
 enum class Rx : std::uint8_t { kRaw, kArm, kArmF, kFrames };
 

@@ -16,6 +16,7 @@
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/pace.h"
+#include "lib/lane/rdma/qp_lane_parts.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/rdma_poller.h"
 #include "lib/lane/rdma/sleepers.h"
@@ -36,30 +37,6 @@ class Deferred;
 // Set in the wr_id of a request whose completion says that what was placed
 // before it is in the peer's memory.
 constexpr std::uint64_t kTicket = std::uint64_t{1} << 62;
-
-// What a lane gets from its domain.
-struct QpLaneParts {
-  std::shared_ptr<Domain> domain;
-  RdmaPoller* poller = nullptr;
-  CqSet* set = nullptr;
-  Sleepers::Words* words = nullptr;
-  Memory* memory = nullptr;
-  Deferred* deferred = nullptr;
-  std::shared_ptr<std::atomic<std::uint32_t>> lanes;  // those of the domain
-  rdma_cm_id* id = nullptr;                           // with the lane's QP
-  Block rx;
-  std::unique_ptr<Receives> receives;  // null: the set has them
-  PinCount queue;                      // for the QP
-  std::uint32_t send_depth = 0;
-  std::uint32_t inline_bytes = 0;
-  std::size_t most_ring = 0;
-  bool iwarp = false;
-  bool routed = false;  // see Chain::Data
-  Sink* sink = nullptr;
-  Pace pace = kSoftwarePace;
-  bool reports_last_wqe = false;
-  bool software = false;
-};
 
 // One end of a stream on a QP. Lane says which thread may call what. Three
 // latches of other objects cover most members: the stream's tx and rx latch,

@@ -155,6 +155,15 @@ std::string PortOf(const toml::node& node) {
   return fmt::format("port={}-{}", first, last);
 }
 
+Strings PortsOf(const toml::node& node) {
+  const toml::array* const list = node.as_array();
+  if (list == nullptr) return {PortOf(node)};
+  Strings all;
+  for (const toml::node& one : *list) all.push_back(PortOf(one));
+  if (all.empty()) throw Wrong(node, "port is an empty list");
+  return all;
+}
+
 std::string LanesOf(const toml::node& node) {
   std::string lanes;
   for (const std::string& one : StringsOf(node, "lanes")) {
@@ -228,80 +237,10 @@ class Compiler {
   Compiler(bool top, Strings* lists) : top_(top), lists_(lists) {}
 
   void Take(std::string_view key, const toml::node& node) {
-    if (key == "lanes") {
-      Set(LanesOf(node));
-    } else if (key == "promote") {
-      Set(PromoteOf(node));
-    } else if (key == "ack_timeout_ms") {
-      Set(fmt::format("ack={}", RangeOf(node, "ack_timeout_ms", 1,
-                                        base::kMostAckMs, " milliseconds")));
-    } else if (key == "ack_retries") {
-      Set(fmt::format("retries={}",
-                      RangeOf(node, "ack_retries", 1, base::kMostRetries, "")));
-    } else if (key == "traffic_class") {
-      Set(fmt::format("tclass={}", RangeOf(node, "traffic_class", 0,
-                                           base::kMostTrafficClass, "")));
-    } else if (key == "devices") {
-      const std::string devices = DevicesOf(node);
-      if (std::find(lists_->begin(), lists_->end(), devices) == lists_->end()) {
-        lists_->push_back(devices);
-      }
-      Set(devices);
-    } else if (key == "profile") {
-      SetProcess(node, key, ProfileOf(node));
-    } else if (key == "spin_us") {
-      SetProcess(node, key,
-                 fmt::format("spin={}", NumberOf(node, "spin_us", 1'000'000)));
-    } else if (key == "max_qps") {
-      SetProcess(node, key,
-                 fmt::format("qps={}", NumberOf(node, "max_qps", 1'000'000)));
-    } else if (key == "max_pinned") {
-      SetProcess(node, key,
-                 fmt::format("pinned={}", BytesOf(node, "max_pinned")));
-    } else if (key == "max_shared") {
-      SetProcess(node, key,
-                 fmt::format("shared={}", BytesOf(node, "max_shared")));
-    } else if (key == "max_ring") {
-      const std::uint64_t bytes = BytesOf(node, "max_ring");
-      if (bytes < base::kLeastMaxRing) {
-        throw Wrong(node, "max_ring is at least \"16K\"");
-      }
-      SetProcess(node, key, fmt::format("ring={}", bytes));
-    } else if (top_) {
-      throw Wrong(node, fmt::format("\"{}\" is not known here", key));
-    } else if (key == "program") {
-      Strings all;
-      for (const std::string& one : StringsOf(node, "program")) {
-        all.push_back(ProgramOf(one, node));
-      }
-      Multiply(all);
-    } else if (key == "address") {
-      of_streams_ = true;
-      Strings all;
-      for (const std::string& one : StringsOf(node, "address")) {
-        all.push_back(AddressOf(one, node));
-      }
-      Multiply(all);
-    } else if (key == "port") {
-      of_streams_ = true;
-      Strings all;
-      if (const toml::array* list = node.as_array()) {
-        for (const toml::node& one : *list) all.push_back(PortOf(one));
-        if (all.empty()) throw Wrong(node, "port is an empty list");
-      } else {
-        all.push_back(PortOf(node));
-      }
-      Multiply(all);
-    } else if (key == "direction") {
-      of_streams_ = true;
-      const auto text = node.value_exact<std::string>();
-      if (!text || !OneOf(*text, {"in", "out"})) {
-        throw Wrong(node, "direction is \"in\" (accepted) or \"out\"");
-      }
-      Multiply({"dir=" + *text});
-    } else {
-      throw Wrong(node, fmt::format("\"{}\" is not known in a rule", key));
-    }
+    if (TakeOfStreams(key, node) || TakeOfProcess(key, node)) return;
+    if (top_) throw Wrong(node, fmt::format("\"{}\" is not known here", key));
+    if (TakeCondition(key, node)) return;
+    throw Wrong(node, fmt::format("\"{}\" is not known in a rule", key));
   }
 
   Strings Finish(const toml::node& where) const {
@@ -322,6 +261,89 @@ class Compiler {
   }
 
  private:
+  // Each of these returns false if the key is none of its own.
+  bool TakeOfStreams(std::string_view key, const toml::node& node) {
+    if (key == "lanes") {
+      Set(LanesOf(node));
+    } else if (key == "promote") {
+      Set(PromoteOf(node));
+    } else if (key == "ack_timeout_ms") {
+      Set(fmt::format("ack={}", RangeOf(node, "ack_timeout_ms", 1,
+                                        base::kMostAckMs, " milliseconds")));
+    } else if (key == "ack_retries") {
+      Set(fmt::format("retries={}",
+                      RangeOf(node, "ack_retries", 1, base::kMostRetries, "")));
+    } else if (key == "traffic_class") {
+      Set(fmt::format("tclass={}", RangeOf(node, "traffic_class", 0,
+                                           base::kMostTrafficClass, "")));
+    } else if (key == "devices") {
+      const std::string devices = DevicesOf(node);
+      if (std::find(lists_->begin(), lists_->end(), devices) == lists_->end()) {
+        lists_->push_back(devices);
+      }
+      Set(devices);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  bool TakeOfProcess(std::string_view key, const toml::node& node) {
+    if (key == "profile") {
+      SetProcess(node, key, ProfileOf(node));
+    } else if (key == "spin_us") {
+      SetProcess(node, key,
+                 fmt::format("spin={}", NumberOf(node, "spin_us", 1'000'000)));
+    } else if (key == "max_qps") {
+      SetProcess(node, key,
+                 fmt::format("qps={}", NumberOf(node, "max_qps", 1'000'000)));
+    } else if (key == "max_pinned") {
+      SetProcess(node, key,
+                 fmt::format("pinned={}", BytesOf(node, "max_pinned")));
+    } else if (key == "max_shared") {
+      SetProcess(node, key,
+                 fmt::format("shared={}", BytesOf(node, "max_shared")));
+    } else if (key == "max_ring") {
+      const std::uint64_t bytes = BytesOf(node, "max_ring");
+      if (bytes < base::kLeastMaxRing) {
+        throw Wrong(node, "max_ring is at least \"16K\"");
+      }
+      SetProcess(node, key, fmt::format("ring={}", bytes));
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  bool TakeCondition(std::string_view key, const toml::node& node) {
+    Strings all;
+    if (key == "program") {
+      for (const std::string& one : StringsOf(node, "program")) {
+        all.push_back(ProgramOf(one, node));
+      }
+      Multiply(all);
+      return true;
+    }
+    if (key == "address") {
+      for (const std::string& one : StringsOf(node, "address")) {
+        all.push_back(AddressOf(one, node));
+      }
+    } else if (key == "port") {
+      all = PortsOf(node);
+    } else if (key == "direction") {
+      const auto text = node.value_exact<std::string>();
+      if (!text || !OneOf(*text, {"in", "out"})) {
+        throw Wrong(node, "direction is \"in\" (accepted) or \"out\"");
+      }
+      all.push_back("dir=" + *text);
+    } else {
+      return false;
+    }
+    of_streams_ = true;
+    Multiply(all);
+    return true;
+  }
+
   void Set(const std::string& setting) {
     settings_ += (settings_.empty() ? "" : ",") + setting;
   }
