@@ -219,6 +219,8 @@ ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
         sock->placement().SendDirect(fd, from + done, length - done);
     if (n < 0) break;
     done += static_cast<std::size_t>(n);
+    rcsock::gpu::counts.devices.fetch_add(static_cast<std::uint64_t>(n),
+                                          std::memory_order_relaxed);
     if (n != 0) continue;
     const std::size_t piece = std::min(kPiece, length - done);
     const ssize_t m = rcsock::api::SendFromDevice(sock, fd, device, from + done,

@@ -7,12 +7,18 @@
 #include <cerrno>
 
 #include "lib/posix/hooks/hooks.h"
+#include "lib/posix/socket/sock_place.h"
 
 namespace rcsock::api {
 namespace {
 
 using gpu::Pipe;
 
+// A ring takes what a device copies from here on. For fewer bytes a slot does
+// as well.
+constexpr std::size_t kLeastFilled = 16 * 1024;
+// What goes by a slot when the ring is full, and so waits for room.
+constexpr std::size_t kWaiting = 16 * 1024;
 // The first copy is short, so that the peer has something to do early.
 constexpr std::size_t kFirst = 64 * 1024;
 
@@ -69,25 +75,127 @@ class ReadAhead {
   std::array<std::size_t, Pipe::kSlots> sizes_{};
 };
 
-// Receives up to `length` bytes into a slot and copies them to the device. The
-// bytes stay in the stream until they are there: a copy that fails loses none.
-// Returns as recv.
-// *of_device: the error is the device's.
-ssize_t RecvSlot(int fd, Pipe* pipe, std::byte* to, std::size_t length,
-                 int flags, bool* of_device) {
-  std::byte* const slot = pipe->slot(0);
-  const bool stays = (flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE)) != 0;
-  const ssize_t n =
-      posix::hook::recv(fd, slot, length, stays ? flags : flags | MSG_PEEK);
-  if (n <= 0) return n;
-  int error = pipe->ToDevice(0, to, static_cast<std::size_t>(n));
-  if (error == 0) error = pipe->Wait(0);
-  *of_device = error != 0;
-  if (error != 0) return Fail(error);
-  if (stays) return n;
-  return posix::hook::recv(fd, slot, static_cast<std::size_t>(n),
-                           MSG_TRUNC | MSG_DONTWAIT);
+void Count(std::atomic<std::uint64_t>* way, ssize_t bytes) {
+  if (bytes <= 0) return;
+  way->fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
 }
+
+bool MayWait(const posix::Sock* sock, int flags) {
+  return (flags & MSG_DONTWAIT) == 0 &&
+         !sock->nonblock.load(std::memory_order_relaxed);
+}
+
+// One call that sends.
+struct Sending {
+  posix::Sock* const sock;
+  const int fd;
+  Pipe* const pipe;
+  const std::byte* const from;
+  const std::size_t length;
+  const int flags;
+  const bool behind;
+  std::size_t done = 0;
+  int error = 0;  // of the device, or errno of a send
+
+  // Sends up to `most` bytes by slots. Returns false if the call ends.
+  bool BySlots(std::size_t most) {
+    error = pipe->NeedSlots();
+    if (error != 0) return false;
+    ReadAhead ahead(pipe, from + done, most);
+    const std::byte* bytes = nullptr;
+    while (const std::size_t size = ahead.Next(&bytes)) {
+      // Behind a part no signal is due: the part is the result.
+      const bool first = done == 0 && !behind;
+      const ssize_t n = posix::hook::send(fd, bytes, size,
+                                          first ? flags : flags | MSG_NOSIGNAL);
+      if (n < 0) {
+        error = errno;
+        if (!first) sock->KeepError(fd, error);
+        return false;
+      }
+      Count(&gpu::counts.slots, n);
+      done += static_cast<std::size_t>(n);
+      if (static_cast<std::size_t>(n) < size) return false;
+    }
+    error = ahead.error();
+    return error == 0;
+  }
+  // Returns false if the call ends, or the ring takes no copies. Then *slots
+  // says which.
+  bool ByRing(gpu::Memory* memory, bool* slots) {
+    const ssize_t n =
+        sock->placement().FillRing(fd, memory, pipe, from + done, length - done,
+                                   MayWait(sock, flags), &error);
+    Count(&gpu::counts.rings, n);
+    if (n > 0) done += static_cast<std::size_t>(n);
+    *slots = n < 0 && error == 0;
+    return n >= 0 && error == 0;
+  }
+};
+
+// One call that receives.
+struct Receiving {
+  posix::Sock* const sock;
+  const int fd;
+  gpu::Memory* const memory;
+  Pipe* const pipe;
+  std::byte* const to;
+  const std::size_t length;
+  const bool all;
+  const int flags;  // without MSG_WAITALL
+  bool rings = true;
+  std::size_t done = 0;
+  bool of_device = false;
+
+  bool stays() const {
+    return (flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE)) != 0;
+  }
+  int FlagsNow() const {
+    return done == 0 || all ? flags : flags | MSG_DONTWAIT;
+  }
+  ssize_t FailOfDevice(int error) {
+    of_device = true;
+    return Fail(error);
+  }
+
+  // Receives what there is, or the next piece of it. Returns as recv.
+  ssize_t Next() {
+    if (rings && !stays()) {
+      char byte;
+      const ssize_t seen =
+          posix::hook::recv(fd, &byte, 1, FlagsNow() | MSG_PEEK);
+      if (seen <= 0) return seen;
+      int error = 0;
+      const ssize_t n = sock->placement().DrainRing(fd, memory, pipe, to + done,
+                                                    length - done, all, &error);
+      Count(&gpu::counts.rings, n);
+      if (n > 0) return n;
+      if (error != 0) return FailOfDevice(error);
+      // The rest of this call goes by slots.
+      rings = n == 0;
+    }
+    return BySlot();
+  }
+
+  // Copies up to a slot to the device. The bytes stay in the stream until they
+  // are there: a copy that fails loses none.
+  ssize_t BySlot() {
+    int error = pipe->NeedSlots();
+    if (error != 0) return FailOfDevice(error);
+    std::byte* const slot = pipe->slot(0);
+    const std::size_t size = std::min(Pipe::kSlotBytes, length - done);
+    const ssize_t n = posix::hook::recv(
+        fd, slot, size, stays() ? FlagsNow() : FlagsNow() | MSG_PEEK);
+    if (n <= 0) return n;
+    error = pipe->ToDevice(0, to + done, static_cast<std::size_t>(n));
+    if (error == 0) error = pipe->Wait(0);
+    if (error != 0) return FailOfDevice(error);
+    if (stays()) return n;
+    Count(&gpu::counts.slots, n);
+    return posix::hook::recv(fd, slot, static_cast<std::size_t>(n),
+                             MSG_TRUNC | MSG_DONTWAIT);
+  }
+};
 
 }  // namespace
 
@@ -98,23 +206,14 @@ ssize_t SendFromDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
   if (error != 0) return Fail(error);
   const gpu::Memory::Lease pipe = memory->Borrow(&error);
   if (pipe == nullptr) return Fail(error);
-  ReadAhead ahead(pipe.get(), from, length);
-  std::size_t done = 0;
-  const std::byte* bytes = nullptr;
-  while (const std::size_t size = ahead.Next(&bytes)) {
-    // Behind a part no signal is due: the part is the result.
-    const bool first = done == 0 && !behind;
-    const ssize_t n = posix::hook::send(fd, bytes, size,
-                                        first ? flags : flags | MSG_NOSIGNAL);
-    if (n < 0) {
-      if (!first) sock->KeepError(fd, errno);
-      return done == 0 ? n : static_cast<ssize_t>(done);
-    }
-    done += static_cast<std::size_t>(n);
-    if (static_cast<std::size_t>(n) < size) break;
+  Sending call{sock, fd, pipe.get(), from, length, flags, behind};
+  bool slots = length < kLeastFilled;
+  while (!slots && call.ByRing(memory, &slots) && call.done < length &&
+         call.BySlots(std::min(kWaiting, length - call.done))) {
   }
-  if (done == 0 && ahead.error() != 0) return Fail(ahead.error());
-  return static_cast<ssize_t>(done);
+  if (slots) call.BySlots(length - call.done);
+  if (call.done == 0 && call.error != 0) return Fail(call.error);
+  return static_cast<ssize_t>(call.done);
 }
 
 ssize_t RecvToDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
@@ -124,27 +223,21 @@ ssize_t RecvToDevice(posix::Sock* sock, int fd, gpu::Memory* memory,
   const gpu::Memory::Lease pipe = memory->Borrow(&error);
   if (pipe == nullptr) return Fail(error);
   const bool all = (flags & MSG_WAITALL) != 0;
-  const bool once = (flags & (MSG_PEEK | MSG_OOB | MSG_ERRQUEUE)) != 0;
   // The kernel waits for ever to peek at more than its queue has room for.
-  flags &= ~MSG_WAITALL;
-  std::size_t done = 0;
-  while (done < length) {
-    const std::size_t size = std::min(Pipe::kSlotBytes, length - done);
-    const bool waits = done == 0 || all;
-    bool of_device = false;
-    const ssize_t n =
-        RecvSlot(fd, pipe.get(), to + done, size,
-                 waits ? flags : flags | MSG_DONTWAIT, &of_device);
+  Receiving call{sock, fd,     memory, pipe.get(),
+                 to,   length, all,    flags & ~MSG_WAITALL};
+  while (call.done < length) {
+    const ssize_t n = call.Next();
     if (n < 0) {
-      if (done == 0) return n;
-      if (!of_device) sock->KeepError(fd, errno);
-      return static_cast<ssize_t>(done);
+      if (call.done == 0) return n;
+      if (!call.of_device) sock->KeepError(fd, errno);
+      break;
     }
     if (n == 0) break;
-    done += static_cast<std::size_t>(n);
-    if (once || (!all && static_cast<std::size_t>(n) < size)) break;
+    call.done += static_cast<std::size_t>(n);
+    if (call.stays()) break;
   }
-  return static_cast<ssize_t>(done);
+  return static_cast<ssize_t>(call.done);
 }
 
 }  // namespace rcsock::api

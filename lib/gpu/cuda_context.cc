@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/gpu/cuda_pages.h"
 #include "lib/gpu/cuda_pipe.h"
 
 namespace rcsock::gpu::cuda {
@@ -69,7 +71,15 @@ std::shared_ptr<ContextPipes> ContextPipes::Of(const Calls& calls, Pointer at,
   }
 }
 
+bool TakePin(base::PinCount* pin, std::size_t bytes) {
+  base::PinCount::SetLimit(base::GetConfig().max_pinned);
+  return pin->Take(bytes);
+}
+
 ContextPipes::~ContextPipes() {
+  for (const auto& weak : pages_) {
+    if (const auto pages = weak.lock()) pages->End();
+  }
   for (CudaPipe* pipe : free_) delete pipe;
   const base::NoCancel no_cancel;
   if (primary_) calls_.PrimaryRelease(device_);
@@ -113,6 +123,21 @@ void ContextPipes::Return(Pipe* returned) {
     }
   }
   delete pipe;
+}
+
+std::shared_ptr<HostPages> ContextPipes::Pin(std::byte* at, std::size_t bytes) {
+  auto pages = CudaPages::Make(this, at, bytes);
+  if (pages == nullptr) return nullptr;
+  const base::Critical critical;
+  const base::LatchGuard hold(latch_);
+  std::erase_if(pages_, [](const auto& one) { return one.expired(); });
+  try {
+    pages_.push_back(pages);
+  } catch (const std::bad_alloc&) {
+    pages->End();
+    return nullptr;
+  }
+  return pages;
 }
 
 // Another thread may have been within the list, so the child leaves it alone.

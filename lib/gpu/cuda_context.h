@@ -5,16 +5,22 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "lib/base/critical.h"
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
+#include "lib/base/pin_count.h"
 #include "lib/gpu/cuda.h"
 #include "lib/gpu/memory.h"
 
 namespace rcsock::gpu::cuda {
 
+class CudaPages;
 class CudaPipe;
+
+// Counts memory that the driver is about to pin. False: no more may be pinned.
+bool TakePin(base::PinCount* pin, std::size_t bytes);
 
 // A context of the driver in which copies run, and pipes that nobody uses. A
 // program may end the context at any time. Its objects are then gone, and calls
@@ -41,6 +47,7 @@ class ContextPipes {
 
   Pipe* Take(int* error);
   void Return(Pipe* pipe);
+  std::shared_ptr<HostPages> Pin(std::byte* at, std::size_t bytes);
 
  private:
   ContextPipes(const Calls& calls, Context context, Device device, bool primary)
@@ -54,6 +61,7 @@ class ContextPipes {
   std::atomic<bool> gone_{false};
   base::Latch latch_;
   std::array<CudaPipe*, kKept> free_ RC_GUARDED_BY(latch_){};
+  std::vector<std::weak_ptr<CudaPages>> pages_ RC_GUARDED_BY(latch_);
 };
 
 // Makes a context the thread's own for a few calls. No handler of the program

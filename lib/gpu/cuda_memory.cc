@@ -127,6 +127,12 @@ class CudaMemory final : public Memory {
     return 0;
   }
 
+  std::shared_ptr<HostPages> Pin(std::byte* at, std::size_t bytes) override {
+    return of_->Pin(at, bytes);
+  }
+
+  const void* context() const override { return of_.get(); }
+
   bool OrdersWrites() const override {
     int ordering = 0;
     return of_->calls().DeviceGetAttribute(&ordering, kWritesOrdering,

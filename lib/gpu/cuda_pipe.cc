@@ -28,16 +28,10 @@ Pointer AsPointer(const void* at) {
 
 CudaPipe* CudaPipe::Make(ContextPipes* of, int* error) {
   std::unique_ptr<CudaPipe> pipe(new (std::nothrow) CudaPipe(of));
-  void* const at = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED || pipe == nullptr) {
-    if (at != MAP_FAILED) ::munmap(at, kBytes);
+  if (pipe == nullptr) {
     *error = ENOMEM;
     return nullptr;
   }
-  // A child of fork must not take over pages that a device writes to.
-  ::madvise(at, kBytes, MADV_DONTFORK);
-  pipe->base_ = static_cast<std::byte*>(at);
   *error = ToErrno(of->Note(pipe->MakeObjects()));
   return *error == 0 ? pipe.release() : nullptr;
 }
@@ -46,14 +40,30 @@ Result CudaPipe::MakeObjects() {
   const Calls& calls = of_->calls();
   const Current current(of_);
   if (current.result() != kSuccess) return current.result();
-  // Without pinned pages copies are slower, and right.
-  pinned_ = calls.HostRegister(base_, kBytes, kRegisterPortable) == kSuccess;
   Result result = calls.StreamCreate(&stream_, kStreamNonBlocking);
   for (Event& event : events_) {
     if (result != kSuccess) return result;
     result = calls.EventCreate(&event, kEventDisableTiming);
   }
   return result;
+}
+
+int CudaPipe::NeedSlots() {
+  if (base_ != nullptr) return 0;
+  void* const at = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return ENOMEM;
+  // A child of fork must not take over pages that a device writes to.
+  ::madvise(at, kBytes, MADV_DONTFORK);
+  base_ = static_cast<std::byte*>(at);
+  // Without pinned pages copies are slower, and right.
+  if (!TakePin(&pin_, kBytes)) return 0;
+  const Current current(of_);
+  pinned_ =
+      current.result() == kSuccess &&
+      of_->calls().HostRegister(base_, kBytes, kRegisterPortable) == kSuccess;
+  if (!pinned_) pin_.reset();
+  return 0;
 }
 
 CudaPipe::~CudaPipe() {
@@ -87,34 +97,41 @@ int CudaPipe::Begin(int slot, Copy&& copy) {
   return ToErrno(of_->Note(result));
 }
 
-int CudaPipe::FromDevice(int slot, const void* from, std::size_t bytes) {
+int CudaPipe::FromDevice(int slot, const void* from, std::size_t bytes,
+                         std::byte* host) {
   return Begin(slot, [&](const Calls& calls) {
-    return calls.CopyToHost(this->slot(slot), AsPointer(from), bytes, stream_);
+    return calls.CopyToHost(host, AsPointer(from), bytes, stream_);
   });
 }
 
-int CudaPipe::ToDevice(int slot, void* to, std::size_t bytes) {
+int CudaPipe::ToDevice(int slot, void* to, std::size_t bytes,
+                       const std::byte* host) {
   return Begin(slot, [&](const Calls& calls) {
-    return calls.CopyToDevice(AsPointer(to), this->slot(slot), bytes, stream_);
+    return calls.CopyToDevice(AsPointer(to), host, bytes, stream_);
   });
+}
+
+bool CudaPipe::Look(int slot, int* error) {
+  const auto at = static_cast<std::size_t>(slot);
+  *error = 0;
+  if (!busy_[at]) return true;
+  Result result;
+  {
+    const Current current(of_);
+    result = current.result();
+    if (result == kSuccess) result = of_->calls().EventQuery(events_[at]);
+  }
+  if (result == kNotReady) return false;
+  // An error ends the copy, and that of a context that is gone has ended.
+  busy_[at] = false;
+  *error = ToErrno(of_->Note(result));
+  return true;
 }
 
 int CudaPipe::Wait(int slot) {
-  const auto at = static_cast<std::size_t>(slot);
-  if (!busy_[at]) return 0;
   const std::uint64_t began = base::NowNs();
-  for (;;) {
-    Result result;
-    {
-      const Current current(of_);
-      result = current.result();
-      if (result == kSuccess) result = of_->calls().EventQuery(events_[at]);
-    }
-    if (result != kNotReady) {
-      // An error ends the copy, and that of a context that is gone has ended.
-      busy_[at] = false;
-      return ToErrno(of_->Note(result));
-    }
+  int error = 0;
+  while (!Look(slot, &error)) {
     const std::uint64_t waited = base::NowNs() - began;
     if (waited > kMostWaitNs) return ETIMEDOUT;
     if (waited > kSpinNs) {
@@ -122,6 +139,7 @@ int CudaPipe::Wait(int slot) {
       ::syscall(SYS_nanosleep, &nap, nullptr);
     }
   }
+  return error;
 }
 
 bool CudaPipe::Settle() {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 
+#include "lib/base/pin_count.h"
 #include "lib/gpu/cuda_context.h"
 
 namespace rcsock::gpu::cuda {
@@ -19,11 +20,15 @@ class CudaPipe final : public Pipe {
   CudaPipe(const CudaPipe&) = delete;
   CudaPipe& operator=(const CudaPipe&) = delete;
 
+  int NeedSlots() override;
   std::byte* slot(int index) const override {
     return base_ + static_cast<std::size_t>(index) * kSlotBytes;
   }
-  int FromDevice(int slot, const void* from, std::size_t bytes) override;
-  int ToDevice(int slot, void* to, std::size_t bytes) override;
+  int FromDevice(int slot, const void* from, std::size_t bytes,
+                 std::byte* host) override;
+  int ToDevice(int slot, void* to, std::size_t bytes,
+               const std::byte* host) override;
+  bool Look(int slot, int* error) override;
   int Wait(int slot) override;
   // Waits for all copies. Returns false if one may still be under way.
   bool Settle();
@@ -40,6 +45,7 @@ class CudaPipe final : public Pipe {
 
   ContextPipes* const of_;
   std::byte* base_ = nullptr;
+  base::PinCount pin_;  // of the slots, if the driver has pinned them
   bool pinned_ = false;
   bool lost_ = false;  // a copy is under way that no event will tell of
   const unsigned forks_ = forks.load(std::memory_order_relaxed);

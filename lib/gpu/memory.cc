@@ -29,6 +29,8 @@ int Memory::CopyOut(void* to, const void* from, std::size_t bytes) {
   int error = 0;
   const Lease pipe = Borrow(&error);
   if (pipe == nullptr) return error;
+  error = pipe->NeedSlots();
+  if (error != 0) return error;
   auto* out = static_cast<std::byte*>(to);
   const auto* in = static_cast<const std::byte*>(from);
   for (std::size_t done = 0; done < bytes;) {

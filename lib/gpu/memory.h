@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_GPU_MEMORY_H_
 #define RCSOCK_LIB_GPU_MEMORY_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,8 +10,33 @@
 
 namespace rcsock::gpu {
 
-// Copies between memory of a device and slots in host memory. Each slot has one
-// copy under way at most, and the copies run in the order in which they began.
+// Bytes of GPUs that this process has sent or received, by their way.
+struct Counts {
+  std::atomic<std::uint64_t> slots{0};    // through pinned slots
+  std::atomic<std::uint64_t> rings{0};    // between a GPU and a shared ring
+  std::atomic<std::uint64_t> devices{0};  // read or written by an RDMA device
+};
+inline constinit Counts counts;
+
+// Host memory of the caller's that a driver has pinned. The caller calls End
+// before it unmaps the memory. If it does not, the pages stay pinned.
+//
+// Threads: any.
+class HostPages {
+ public:
+  virtual ~HostPages() = default;
+  // Has the driver let go of the memory. No copy is under way there. The driver
+  // may wait for all that the GPU does, so this needs a thread for which
+  // nothing waits.
+  virtual void End() = 0;
+  // Whether the memory is pinned, and for copies of that context
+  // (Memory::context). The context's end ends it.
+  virtual bool pinned(const void* context) const = 0;
+};
+
+// Copies between memory of a device and host memory: slots of the pipe's own,
+// or any memory that HostPages hold. Each slot has one copy under way at most,
+// and the copies run in the order in which they began.
 //
 // Threads: one at a time.
 class Pipe {
@@ -19,11 +45,26 @@ class Pipe {
   static constexpr std::size_t kSlotBytes = 512 * 1024;
 
   virtual ~Pipe() = default;
+  // Makes the slots' memory, if that is not there. Returns 0 or an errno. Only
+  // then there is slot().
+  virtual int NeedSlots() = 0;
   virtual std::byte* slot(int index) const = 0;
-  // Begin a copy of `bytes`, kSlotBytes at most. The slot has no copy under
-  // way. Return 0 or an errno; then no copy has begun.
-  virtual int FromDevice(int slot, const void* from, std::size_t bytes) = 0;
-  virtual int ToDevice(int slot, void* to, std::size_t bytes) = 0;
+  // Begin a copy of `bytes`, with slot(slot), or with the memory at `host`,
+  // which is in its place. The slot has no copy under way. Return 0 or an
+  // errno; then no copy has begun.
+  int FromDevice(int slot, const void* from, std::size_t bytes) {
+    return FromDevice(slot, from, bytes, this->slot(slot));
+  }
+  int ToDevice(int slot, void* to, std::size_t bytes) {
+    return ToDevice(slot, to, bytes, this->slot(slot));
+  }
+  virtual int FromDevice(int slot, const void* from, std::size_t bytes,
+                         std::byte* host) = 0;
+  virtual int ToDevice(int slot, void* to, std::size_t bytes,
+                       const std::byte* host) = 0;
+  // Returns false while the slot's copy is under way. Then sets *error to 0 or
+  // an errno.
+  virtual bool Look(int slot, int* error) = 0;
   // Waits until the slot's copy has ended, kMostWaitNs at most. Returns 0 or an
   // errno. ETIMEDOUT: the copy is still under way.
   virtual int Wait(int slot) = 0;
@@ -58,6 +99,10 @@ class Memory {
   using Lease = std::unique_ptr<Pipe, GiveBack>;
   // Lends a pipe for this memory. Null: *error says why.
   Lease Borrow(int* error) { return Lease(Take(error), GiveBack{this}); }
+  // Has the driver pin the caller's memory for the copies of this device. Null:
+  // the driver refuses, or no more may be pinned.
+  virtual std::shared_ptr<HostPages> Pin(std::byte* at, std::size_t bytes) = 0;
+  virtual const void* context() const = 0;
   // Copies to host memory, and waits. Returns 0 or an errno.
   int CopyOut(void* to, const void* from, std::size_t bytes);
 

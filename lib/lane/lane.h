@@ -196,6 +196,12 @@ class Lane {
   virtual void TellLeft(Left) {}
   virtual Left PeerLeft() const { return Left::kAll; }
 
+  // Whether a driver has pinned memory of the lane. Then EndPages comes before
+  // the destructor, with no copy under way, in a thread for which nothing
+  // waits.
+  virtual bool HasPages() const { return false; }
+  virtual void EndPages() {}
+
   // When the first unread message came, by base::Ticks(). This holds only if
   // the message came after this end armed its bell. Otherwise it is any time,
   // perhaps a lie.

@@ -111,6 +111,8 @@ class Core {
   void Adopted(Seeker* seeker);
   void Look(Seeker* seeker);
   void ReturnLane(std::unique_ptr<lane::Lane> lane);
+  // ReturnLane of a lane whose memory a driver has pinned.
+  void ReturnPages(std::unique_ptr<lane::Lane> lane);
   bool PostTask(std::function<void()> task);
   std::uint64_t After(std::uint32_t ms, std::function<void()> task);
   void CancelTimer(std::uint64_t handle);

@@ -3,6 +3,7 @@
 
 #include "lib/rendezvous/step.h"
 
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,11 +12,13 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
 #include "lib/base/clock.h"
 #include "lib/base/critical.h"
+#include "lib/base/helper_thread.h"
 #include "lib/base/identity.h"
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
@@ -203,11 +206,43 @@ void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
   seekers_.erase(it);
 }
 
+namespace {
+
+struct Pages {
+  Core* core;
+  std::unique_ptr<lane::Lane> lane;
+};
+
+// Runs in a thread of its own: the driver may wait for all that its GPU does.
+void* EndPages(void* argument) {
+  ::pthread_setname_np(::pthread_self(), "rcsock-gpu");
+  base::tls_internal = true;
+  const std::unique_ptr<Pages> pages(static_cast<Pages*>(argument));
+  pages->lane->EndPages();
+  pages->core->ReturnLane(std::move(pages->lane));
+  return nullptr;
+}
+
+}  // namespace
+
+// The peer hears of the lane's end, and may give the ring's pages back, once no
+// driver here has them.  Without a thread for that the lane stays.
+void Core::ReturnPages(std::unique_ptr<lane::Lane> lane) {
+  auto* const pages = new (std::nothrow) Pages{this, nullptr};
+  if (pages == nullptr) return static_cast<void>(lane.release());
+  pages->lane = std::move(lane);
+  if (base::StartHelper(&EndPages, pages) != 0) {
+    static_cast<void>(pages->lane.release());
+    delete pages;
+  }
+}
+
 void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
   if (lane == nullptr) return;
   if (lane->kind() == lane::Kind::kRdma) {
     return ReturnRdmaLane(std::move(lane));
   }
+  if (lane->HasPages()) return ReturnPages(std::move(lane));
   base::LatchGuard lock(table_latch_);
   PostLocked([this, lane = std::move(lane)]() mutable {
     auto it = lanes.find(lane.get());

@@ -21,6 +21,48 @@ std::uint32_t Tx::ExtendLast(std::size_t want) {
   return n;
 }
 
+Stretch Tx::Claim(Filling* filling, std::size_t want) {
+  RC_DCHECK(!fresh_);
+  if (filling->bytes == 0 && outstanding() == 0 && offset_ != 0) {
+    filling->before = offset_;
+    filling->rewound = true;
+    offset_ = 0;
+  }
+  const std::uint32_t free = geometry_.bytes - used_ - filling->bytes;
+  // No sum is beyond twice the ring.
+  std::uint32_t at = offset_ + filling->bytes;
+  if (at >= geometry_.bytes) at -= geometry_.bytes;
+  const auto most =
+      static_cast<std::uint32_t>(std::min<std::size_t>(want, geometry_.bytes));
+  if (free < std::min(most, kMinRoom)) return {};
+  const std::uint32_t n = std::min({most, free, geometry_.bytes - at});
+  filling->bytes += n;
+  return {at, n};
+}
+
+Placement Tx::ReserveClaimed(Filling* filling, std::size_t want) {
+  if (outstanding() >= most_outstanding()) return {};
+  const std::uint32_t n = std::min(
+      {static_cast<std::uint32_t>(std::min<std::size_t>(want, filling->bytes)),
+       geometry_.record_max, geometry_.bytes - offset_});
+  if (n == 0) return {};
+  Placement place{sent_, offset_, n, {Kind::kData, 0, n}};
+  if (filling->rewound) place.imm.flags = kFlagRewind;
+  filling->rewound = false;
+  filling->bytes -= n;
+  Advance(n);
+  Next() = {posted_, place.offset, n, false, true, ring_};
+  posted_ += n;
+  CountSent();
+  Check();
+  return place;
+}
+
+void Tx::DropClaims(Filling* filling) {
+  if (filling->rewound) offset_ = filling->before;
+  *filling = {};
+}
+
 Placement Tx::ReserveCtl(std::size_t length, Kind kind) {
   if (length == 0 || length > kCtlMax || outstanding() >= slots_) {
     return {};

@@ -44,6 +44,18 @@ struct Placement {
   Imm imm;
 };
 
+// What a device fills of the byte ring before its messages are reserved. While
+// it has bytes, nothing else is reserved in the byte ring.
+struct Filling {
+  std::uint32_t bytes = 0;   // claimed, and in no message yet
+  bool rewound = false;      // the next message says so
+  std::uint32_t before = 0;  // the ring's offset, if no message says so
+};
+struct Stretch {
+  std::uint32_t offset = 0;  // in the byte ring
+  std::uint32_t length = 0;  // 0: no room
+};
+
 // A piece of the byte stream that lies in the ring.
 struct Piece {
   std::uint64_t number;
@@ -124,6 +136,14 @@ class Tx {
            (sent_ == credited_ || (used_ + want <= geometry_.bytes / 2 &&
                                    offset_ + want <= geometry_.bytes));
   }
+
+  // Claims up to `want` bytes of the byte ring, in a row. Requires a ring that
+  // has never been switched.
+  Stretch Claim(Filling* filling, std::size_t want);
+  // Takes the next message, of at most `want` of the first claimed bytes.
+  Placement ReserveClaimed(Filling* filling, std::size_t want);
+  // Gives back what is claimed.
+  void DropClaims(Filling* filling);
 
   // Lengthens the last message by up to `want` bytes, if it is data in the byte
   // ring. Requires that its immediate has not been sent. Returns how many bytes

@@ -13,10 +13,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -56,6 +58,9 @@ struct Driver {
   pid_t owner = 0;
   int broken = 0;
   unsigned delay_us = 0;
+  std::string fail_name;
+  int fail_calls = 0;
+  int fail_with = 0;
   int fail_after = -1;
   int fail_result = 0;
   bool dmabuf = true;
@@ -110,8 +115,12 @@ void Work() {
 // Begins a call of the driver. What a program may not do ends with a result.
 class Call {
  public:
-  explicit Call(bool needs_context) : lock_(D().mutex) {
-    const Driver& d = D();
+  Call(const char* name, bool needs_context) : lock_(D().mutex) {
+    Driver& d = D();
+    if (d.fail_name == name && d.fail_calls-- <= 0) {
+      result = d.fail_with;
+      return;
+    }
     if (d.owner != ::getpid()) {
       result = kNotInitialized;
     } else if (d.broken != 0) {
@@ -129,10 +138,10 @@ class Call {
   std::unique_lock<std::mutex> lock_;
 };
 
-#define BEGIN(...)        \
-  Call call{__VA_ARGS__}; \
-  Driver& d = D();        \
-  (void)d;                \
+#define BEGIN(...)                  \
+  Call call{__func__, __VA_ARGS__}; \
+  Driver& d = D();                  \
+  (void)d;                          \
   if (call.result != kSuccess) return call.result
 
 std::shared_ptr<Allocation> Containing(Pointer at, std::size_t bytes) {
@@ -149,7 +158,8 @@ std::shared_ptr<Allocation> Containing(Pointer at, std::size_t bytes) {
 
 // As the driver's: what is under way ends first.
 void Drain(std::unique_lock<std::mutex>* lock) {
-  D().changed.wait(*lock, [] { return D().queue.empty(); });
+  const std::uint64_t begun = D().begun;
+  D().changed.wait(*lock, [begun] { return D().ended >= begun; });
 }
 
 template <class T>
@@ -181,12 +191,13 @@ Result Allocate(Pointer* to, std::size_t bytes, bool managed) {
   return kSuccess;
 }
 
-bool Registered(const void* at, std::size_t bytes) {
+// The size of the registered range around these bytes, or 0.
+std::size_t Registered(const void* at, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(at);
   auto found = D().host.upper_bound(begin);
-  if (found == D().host.begin()) return false;
+  if (found == D().host.begin()) return 0;
   --found;
-  return begin + bytes <= found->first + found->second;
+  return begin + bytes <= found->first + found->second ? found->second : 0;
 }
 
 Result Begin(Pointer device, void* host, std::size_t bytes, bool to_host) {
@@ -199,7 +210,9 @@ Result Begin(Pointer device, void* host, std::size_t bytes, bool to_host) {
   const auto memory = Containing(device, bytes);
   if (memory == nullptr) return kInvalidValue;
   const auto offset = device - reinterpret_cast<Pointer>(memory->seen);
-  if (!Registered(host, bytes)) ++d.counts.pageable;
+  const std::size_t range = Registered(host, bytes);
+  if (range == 0) ++d.counts.pageable;
+  if (range != 0 && range <= 1024 * 1024) d.counts.small += bytes;
   d.queue.push_back({memory, memory->device + offset, host, bytes, to_host});
   ++d.begun;
   d.counts.most_at_once =
@@ -419,7 +432,14 @@ Result cuEventDestroy_v2(Event event) {
 
 Result cuMemHostRegister_v2(void* at, std::size_t bytes, unsigned) {
   BEGIN(true);
-  d.host[reinterpret_cast<std::uintptr_t>(at)] = bytes;
+  const auto begin = reinterpret_cast<std::uintptr_t>(at);
+  const auto after = d.host.lower_bound(begin + bytes);
+  if (after != d.host.begin() &&
+      std::prev(after)->first + std::prev(after)->second > begin) {
+    ++d.counts.twice;
+    return 712;  // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+  }
+  d.host[begin] = bytes;
   return kSuccess;
 }
 Result cuMemHostUnregister(void* at) {
@@ -467,6 +487,12 @@ void fake_cuda_fail_copy(int copies, int result) {
   const std::lock_guard hold(D().mutex);
   D().fail_after = copies;
   D().fail_result = result;
+}
+void fake_cuda_fail_call(const char* name, int calls, int result) {
+  const std::lock_guard hold(D().mutex);
+  D().fail_name = name == nullptr ? "" : name;
+  D().fail_calls = calls;
+  D().fail_with = result;
 }
 void fake_cuda_dmabuf(int can) {
   const std::lock_guard hold(D().mutex);

@@ -13,6 +13,8 @@ struct Counts {
   std::uint64_t exports;       // dma-bufs made
   std::uint64_t registered;    // ranges of host memory, now
   std::uint64_t streams;       // that live, now
+  std::uint64_t small;  // bytes copied with a host range of at most 1 MiB
+  std::uint64_t twice;  // ranges that were to be registered twice
 };
 
 }  // namespace fake_cuda
@@ -24,6 +26,9 @@ void fake_cuda_break(int result);
 void fake_cuda_delay(unsigned us);
 // The copy after `copies` more says `result`.
 void fake_cuda_fail_copy(int copies, int result);
+// Every call of that name says `result` behind the next `calls`, until `name`
+// is null.
+void fake_cuda_fail_call(const char* name, int calls, int result);
 // Whether memory can be exported as a dma-buf.
 void fake_cuda_dmabuf(int can);
 // What CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING says.

@@ -76,6 +76,53 @@ TEST_F(TxTest, DoesNotChopBulkIntoLeftovers) {
   EXPECT_EQ(tx_.ReserveData(100).length, 100u);
 }
 
+// What a device has filled goes where it was claimed, whatever is sent and
+// credited between claim and message, and the receiver finds it there.
+TEST_F(TxTest, ClaimedBytesGoWhereTheyWereClaimed) {
+  std::mt19937 random(1);
+  Rx rx(kGeometry);
+  const auto take = [&](const Placement& place) {
+    ASSERT_TRUE(rx.Accept(Encode(place.imm)));
+    if (!rx.in_slot()) {
+      EXPECT_EQ(rx.offset(), place.offset);
+    }
+    rx.Take(rx.left());
+  };
+  for (int turn = 0; turn < 20'000; ++turn) {
+    Filling filling;
+    const Stretch one = tx_.Claim(&filling, random() % 9000 + 1);
+    const Stretch two = tx_.Claim(&filling, random() % 9000 + 1);
+    ASSERT_LE(one.offset + one.length, kGeometry.bytes);
+    ASSERT_LE(two.offset + two.length, kGeometry.bytes);
+    if (random() % 3 == 0) {
+      const Placement small = tx_.ReserveCtl(8);
+      if (small.length != 0) take(small);
+    }
+    if (random() % 3 == 0) {
+      ASSERT_TRUE(tx_.OnCredit(rx.next()));
+    }
+    std::uint32_t at = 0;
+    for (const Stretch& part : {one, two}) {
+      for (std::uint32_t left = part.length; left != 0;) {
+        if (random() % 8 == 0) break;
+        at = part.offset + part.length - left;
+        const Placement place = tx_.ReserveClaimed(&filling, left);
+        if (place.length == 0) break;
+        ASSERT_EQ(place.offset, at);
+        take(place);
+        left -= place.length;
+      }
+      if (filling.bytes != two.length) break;
+    }
+    tx_.DropClaims(&filling);
+    const Placement next = tx_.ReserveData(random() % 300 + 1);
+    if (next.length != 0) take(next);
+    if (random() % 2 == 0) {
+      ASSERT_TRUE(tx_.OnCredit(rx.next()));
+    }
+  }
+}
+
 TEST(Rx, RefusesNonsense) {
   const Imm bad[] = {
       {Kind::kNone, 0, 10},

@@ -9,9 +9,6 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-constinit std::atomic<std::uint64_t> total{0};
-constinit std::atomic<std::uint64_t> peak{0};
-constinit std::atomic<std::uint64_t> limit{0};
 constinit std::atomic<std::size_t> of_lane{0};
 constinit std::atomic<void (*)()> on_grown{nullptr};
 constinit std::atomic<void (*)()> on_refused{nullptr};
@@ -20,47 +17,10 @@ void Call(const std::atomic<void (*)()>& hook) {
   if (auto* fn = hook.load(std::memory_order_acquire)) fn();
 }
 
-void NotePeak(std::uint64_t now) {
-  std::uint64_t most = peak.load(std::memory_order_relaxed);
-  while (now > most &&
-         !peak.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
-  }
-}
-
 }  // namespace
 
-PinCount& PinCount::operator=(PinCount&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  bytes_ = std::exchange(other.bytes_, 0);
-  return *this;
-}
-
-bool PinCount::Take(std::size_t bytes) {
-  reset();
-  const std::uint64_t most = limit.load(std::memory_order_relaxed);
-  std::uint64_t now = total.load(std::memory_order_relaxed);
-  do {
-    if (most != 0 && (now > most || bytes > most - now)) return false;
-  } while (!total.compare_exchange_weak(now, now + bytes,
-                                        std::memory_order_relaxed));
-  bytes_ = bytes;
-  NotePeak(now + bytes);
-  return true;
-}
-
-void PinCount::Count(std::size_t bytes) {
-  reset();
-  bytes_ = bytes;
-  NotePeak(total.fetch_add(bytes, std::memory_order_relaxed) + bytes);
-}
-
-void PinCount::reset() {
-  total.fetch_sub(std::exchange(bytes_, 0), std::memory_order_relaxed);
-}
-
 void Memory::SetLimit(std::uint64_t bytes) {
-  limit.store(bytes, std::memory_order_relaxed);
+  PinCount::SetLimit(bytes);
 }
 
 void Memory::NoteLane(std::size_t bytes) {
@@ -72,13 +32,12 @@ void Memory::NoteLane(std::size_t bytes) {
 
 std::size_t Memory::OfLane() { return of_lane.load(std::memory_order_relaxed); }
 
-std::uint64_t Memory::Total() { return total.load(std::memory_order_relaxed); }
+std::uint64_t Memory::Total() { return PinCount::Total(); }
 
-std::uint64_t Memory::Peak() { return peak.load(std::memory_order_relaxed); }
+std::uint64_t Memory::Peak() { return PinCount::Peak(); }
 
 void Memory::ForkChild() {
-  total.store(0, std::memory_order_relaxed);
-  peak.store(0, std::memory_order_relaxed);
+  PinCount::ForkChild();
 }
 
 void Memory::SetHooks(void (*grown)(), void (*refused)()) {
@@ -89,7 +48,7 @@ void Memory::SetHooks(void (*grown)(), void (*refused)()) {
 void Memory::Count(std::int64_t bytes) {
   const auto delta = static_cast<std::uint64_t>(bytes);
   pinned_.fetch_add(delta, std::memory_order_relaxed);
-  NotePeak(total.fetch_add(delta, std::memory_order_relaxed) + delta);
+  PinCount::Add(bytes);
 }
 
 bool Memory::MayGrow(std::size_t bytes) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "lib/base/latch.h"
+#include "lib/base/pin_count.h"
 #include "lib/lane/rdma/slabs.h"
 #include "lib/verbs/verbs.h"
 
@@ -37,28 +38,7 @@ class Block {
   verbs::Mr mr_;
 };
 
-// Memory that a device may reach besides the rings: the program's own,
-// registered for sending or exposed, or the device's queues. While this lives,
-// the memory counts with the rings, within one limit.
-class PinCount {
- public:
-  PinCount() = default;
-  PinCount(PinCount&& other) noexcept {
-    *this = static_cast<PinCount&&>(other);
-  }
-  PinCount& operator=(PinCount&& other) noexcept;
-  ~PinCount() { reset(); }
-  // False: no more may be pinned.
-  bool Take(std::size_t bytes);
-  // Counts what is pinned already.
-  void Count(std::size_t bytes);
-  void reset();
-  // For a child of fork, whose parent has pinned the memory.
-  void Forget() { bytes_ = 0; }
-
- private:
-  std::size_t bytes_ = 0;
-};
+using base::PinCount;
 
 // The memory of one protection domain. Blocks are cut from slabs, so that
 // thousands of lanes need few mappings. But each block has a registration of

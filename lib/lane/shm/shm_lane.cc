@@ -173,10 +173,10 @@ void ShmLane::SetStarved() {
 // way, with more wake-ups.
 void ShmLane::BoundUnread(std::uint64_t bytes) {
   if (bytes > tx_.ring_bytes() / 2) {
-    tx_.Unbound();
+    SetBound(0);
     return;
   }
-  tx_.Bound(
+  SetBound(
       static_cast<std::uint32_t>(std::max<std::uint64_t>(bytes, kInlineMax)));
   own().sleepers.fetch_or(kBounded, std::memory_order_relaxed);
 }

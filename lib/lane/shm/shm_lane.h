@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "lib/base/guard.h"
+#include "lib/gpu/memory.h"
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/lane/shm/link_state.h"
@@ -116,8 +118,45 @@ class ShmLane final : public Lane {
   void TellLeft(Left left) override;
   Left PeerLeft() const override;
 
+  // --- Copies of a device, straight into the ring and out of it ------------
+  // docs/shm-lane.md has the whole. The caller pins the lane until its copies
+  // have ended. Needs no latch: has the driver pin that ring, once for a lane
+  // and context. False: the copies go through slots.
+  bool NeedPages(bool tx, gpu::Memory* memory);
+  // Under the tx latch. From BeginFill, which returns false if another call
+  // fills or the ring is bounded, to EndFill other sends find no room in the
+  // byte ring.
+  bool BeginFill();
+  // Claims up to `want` bytes of the ring, in a row, for a copy. Returns how
+  // many; 0: no room now.
+  std::size_t Claim(std::size_t want, std::byte** at);
+  // Sends the first `n` of the claimed bytes. Returns how many it has sent.
+  std::size_t PostClaimed(std::size_t n);
+  void EndFill();
+  // A copy into the ring did not end: nothing more can be sent there.
+  void LoseRing() { Fail(); }
+  // Under the rx latch. BeginDrain returns false if another call copies out of
+  // the ring. RxNow is where a look ahead begins.
+  bool BeginDrain() { return !std::exchange(drains_, true); }
+  void EndDrain() { drains_ = false; }
+  ring::Rx RxNow() const { return rx_; }
+  // Finds up to `want` bytes of data that have landed in the byte ring behind
+  // those that `ahead` has seen, in a row. Returns how many.
+  std::size_t LookAhead(ring::Rx* ahead, std::size_t want,
+                        const std::byte** at) const;
+  bool HasPages() const override {
+    return tx_pages_.pages != nullptr || rx_pages_.pages != nullptr;
+  }
+  void EndPages() override;
+
  private:
   friend class lane::LandedReader;
+  struct Pages {
+    std::shared_ptr<gpu::HostPages> pages;
+    const void* refused = nullptr;  // the context that did not pin the ring
+  };
+  // Bounds the unread bytes, or puts that off while a device fills the ring.
+  void SetBound(std::uint32_t bytes);
   // The ring has been written to as far as `end`.
   void Touch(std::uint32_t end);
   // Sleeps on a word of this end that the peer maps, while `token` is current.
@@ -331,6 +370,13 @@ class ShmLane final : public Lane {
   RecordCopy alone_{RecordCopy::kAlone};
   std::atomic<const void*>* hint_ = nullptr;  // see KeepHint; null: none
   std::uint64_t stamped_ = 0;  // the bell's generation that `came` belongs to
+  ring::Filling filling_;
+  bool fills_ = false;         // between BeginFill and EndFill
+  std::uint32_t put_off_ = 0;  // the bound to set behind it; 0: none
+  bool drains_ = false;        // between BeginDrain and EndDrain
+  // Of the thread that fills, and of the one that drains.
+  Pages tx_pages_;
+  Pages rx_pages_;
 
   // Apart, so that the lanes of thousands of streams lie on few pages.
   ring::Sent* const table_;

@@ -12,6 +12,7 @@
 #include "lib/base/config.h"
 #include "lib/base/spin_budget.h"
 #include "lib/base/unique_fd.h"
+#include "lib/gpu/memory.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/target.h"
@@ -49,6 +50,9 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->in_place_bytes = lane::rdma::InPlaceBytes();
   head->spun_ns = base::spun_ns.load(std::memory_order_relaxed);
   head->spun_well_ns = base::spun_well_ns.load(std::memory_order_relaxed);
+  head->gpu_slot_bytes = gpu::counts.slots.load(std::memory_order_relaxed);
+  head->gpu_ring_bytes = gpu::counts.rings.load(std::memory_order_relaxed);
+  head->gpu_device_bytes = gpu::counts.devices.load(std::memory_order_relaxed);
   head->pinned_bytes = lane::rdma::Memory::Total();
   head->pinned_peak = lane::rdma::Memory::Peak();
   const base::Config& config = base::GetConfig();

@@ -61,6 +61,10 @@ struct SnapshotHead {
   // much of that found something.
   std::uint64_t spun_ns;
   std::uint64_t spun_well_ns;
+  // Bytes of GPUs, by their way (gpu::Counts).
+  std::uint64_t gpu_slot_bytes;
+  std::uint64_t gpu_ring_bytes;
+  std::uint64_t gpu_device_bytes;
 };
 
 struct SnapshotStream {

@@ -6,6 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+namespace rcsock::gpu {
+class Memory;
+class Pipe;
+}  // namespace rcsock::gpu
 namespace rcsock::lane::rdma {
 class QpLane;
 }
@@ -40,6 +44,16 @@ class Placement {
   // names.  Returns the bytes, 0 if there is no room, -1 if there is no such
   // lane or the lane cannot.
   ssize_t SendDirect(int fd, const void* from, std::size_t length);
+  // A device's copies straight into the ring of a lane in shared memory, or out
+  // of it.  Each moves what it can without a sleep.  Returns the bytes, or -1 if
+  // the stream is not on such a lane, or the driver does not take its ring.
+  // *error, of the device, is behind these bytes.  `patient`: looks a while for
+  // room, or for more.  No handler runs meanwhile.
+  ssize_t FillRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe,
+                   const std::byte* from, std::size_t length, bool patient,
+                   int* error);
+  ssize_t DrainRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe, std::byte* to,
+                    std::size_t length, bool patient, int* error);
   // Returns the RDMA lane that the stream reads from, or null.  Requires the
   // rx_latch, as LaneOfSerial does.
   lane::rdma::QpLane* ReceivingLane();
@@ -48,6 +62,9 @@ class Placement {
   lane::rdma::QpLane* LaneOfSerial(std::uint32_t serial);
 
  private:
+  class RingCopies;
+  class Fill;
+  class Drain;
   Sock* const sock_;
 };
 

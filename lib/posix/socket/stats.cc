@@ -18,6 +18,7 @@
 #include "lib/base/own_file.h"
 #include "lib/base/path.h"
 #include "lib/base/spin_budget.h"
+#include "lib/gpu/memory.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/target.h"
 #include "lib/posix/socket/each_sock.h"
@@ -100,13 +101,17 @@ std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
          "\"lost_bytes\": %llu, \"evicted\": "
          "{\"budget\": %llu, \"memory\": %llu, \"idle_rings\": %llu}, "
          "\"in_place_bytes\": %llu, "
+         "\"gpu_bytes\": {\"slots\": %llu, \"rings\": %llu, "
+         "\"devices\": %llu}, "
          "\"spun_us\": {\"all\": %llu, \"found\": %llu}, "
          "\"pinned\": {\"bytes\": %llu, \"peak\": %llu}, \"reasons\": {",
          Get(from.demotions), Get(from.failovers), Get(from.lost_bytes),
          Get(from.evicted_budget), Get(from.evicted_memory),
          Get(from.evicted_idle),
          static_cast<unsigned long long>(lane::rdma::InPlaceBytes()),
-         Get(base::spun_ns) / 1'000, Get(base::spun_well_ns) / 1'000,
+         Get(gpu::counts.slots), Get(gpu::counts.rings),
+         Get(gpu::counts.devices), Get(base::spun_ns) / 1'000,
+         Get(base::spun_well_ns) / 1'000,
          static_cast<unsigned long long>(lane::rdma::Memory::Total()),
          static_cast<unsigned long long>(lane::rdma::Memory::Peak()));
   bool first = true;

@@ -25,6 +25,9 @@ void AddCounters(const posix::SnapshotHead& from, posix::SnapshotHead* to) {
   to->evicted_idle += from.evicted_idle;
   to->lost_bytes += from.lost_bytes;
   to->in_place_bytes += from.in_place_bytes;
+  to->gpu_slot_bytes += from.gpu_slot_bytes;
+  to->gpu_ring_bytes += from.gpu_ring_bytes;
+  to->gpu_device_bytes += from.gpu_device_bytes;
   to->spun_ns += from.spun_ns;
   to->spun_well_ns += from.spun_well_ns;
 }

@@ -154,6 +154,13 @@ class ProcessPage {
     page_->Counter("rcsock_in_place_bytes_total",
                    "Bytes that a device has put where the program wanted them",
                    who_, total_.in_place_bytes);
+    for (const auto& [way, bytes] :
+         {std::pair{"slots", total_.gpu_slot_bytes},
+          std::pair{"rings", total_.gpu_ring_bytes},
+          std::pair{"devices", total_.gpu_device_bytes}}) {
+      page_->Counter("rcsock_gpu_bytes_total", "Bytes of GPUs, by their way",
+                     With("way", way), bytes);
+    }
     page_->Counter("rcsock_spun_microseconds_total",
                    "CPU time in waits that looked instead of sleeping", who_,
                    total_.spun_ns / 1000);

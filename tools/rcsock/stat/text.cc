@@ -135,6 +135,14 @@ std::string Totals(const ProcessPicture& process) {
     text += fmt::format("; {} received in place",
                         Short(Number(total.in_place_bytes)));
   }
+  const std::pair<std::uint64_t, const char*> gpu[] = {
+      {total.gpu_device_bytes, "by RDMA devices"},
+      {total.gpu_ring_bytes, "by shared rings"},
+      {total.gpu_slot_bytes, "through pinned slots"}};
+  for (const auto& [bytes, way] : gpu) {
+    if (bytes == 0) continue;
+    text += fmt::format("; {} of GPUs {}", Short(Number(bytes)), way);
+  }
   if (total.spun_ns != 0) {
     text += fmt::format(
         "; spun {:.1f} s of CPU time, {:.0f}% of it found something",
