@@ -51,7 +51,7 @@ class Placement::RingCopies {
       return false;
     }
     lane_ = static_cast<lane::shm::ShmLane*>(sock_->lane_.get());
-    pins_ = &sock_->LanePins();
+    pins_ = &sock_->sleepers_.OnLane();
     pins_->fetch_add(1, std::memory_order_seq_cst);
     // Nobody destroys the stream, and with it a parked lane.
     kept_ = sock_->Share();
