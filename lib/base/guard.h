@@ -146,120 +146,94 @@ fault:
   return false;
 }
 
-// memcpy of so many bytes, in line. Each returns false at a fault; some bytes
+// memcpy of at most 128 bytes, in line. Returns false at a fault; some bytes
 // may have been copied.
-[[gnu::always_inline]] inline bool TryUpTo7(void* to, const void* from,
+[[gnu::always_inline]] inline bool TrySmall(void* to, const void* from,
                                             std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
+  if (n < 16) {
+    if (n >= 8) {
+      asm volatile goto(
+          "1: movq (%[from]), %%rax\n"
+          "2: movq %%rax, (%[to])\n"
+          "3: movq -8(%[from],%[n]), %%rax\n"
+          "4: movq %%rax, -8(%[to],%[n])\n"  //
+          RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
+          :
+          : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+          : "rax", "memory"
+          : fault);
+    } else {
+      for (std::size_t i = 0; i < n; ++i) {
+        asm volatile goto(
+            "1: movzbl (%[from],%[i]), %%eax\n"
+            "2: movb %%al, (%[to],%[i])\n"  //
+            RCSOCK_GUARD(1) RCSOCK_GUARD(2)
+            :
+            : [to] "r"(to), [from] "r"(from), [i] "r"(i)
+            : "rax", "memory"
+            : fault);
+      }
+    }
+  } else if (n <= 32) {
     asm volatile goto(
-        "1: movzbl (%[from],%[i]), %%eax\n"
-        "2: movb %%al, (%[to],%[i])\n"  //
-        RCSOCK_GUARD(1) RCSOCK_GUARD(2)
+        "1: movdqu (%[from]), %%xmm0\n"
+        "2: movups %%xmm0, (%[to])\n"
+        "3: movdqu -16(%[from],%[n]), %%xmm1\n"
+        "4: movups %%xmm1, -16(%[to],%[n])\n"  //
+        RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
         :
-        : [to] "r"(to), [from] "r"(from), [i] "r"(i)
-        : "rax", "memory"
+        : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+        : "xmm0", "xmm1", "memory"
+        : fault);
+  } else if (n <= 64) {
+    asm volatile goto(
+        "1: movdqu (%[from]), %%xmm0\n"
+        "2: movdqu 16(%[from]), %%xmm1\n"
+        "3: movups %%xmm0, (%[to])\n"
+        "4: movups %%xmm1, 16(%[to])\n"
+        "5: movdqu -32(%[from],%[n]), %%xmm0\n"
+        "6: movdqu -16(%[from],%[n]), %%xmm1\n"
+        "7: movups %%xmm0, -32(%[to],%[n])\n"
+        "8: movups %%xmm1, -16(%[to],%[n])\n"  //
+        RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
+            RCSOCK_GUARD(5) RCSOCK_GUARD(6) RCSOCK_GUARD(7) RCSOCK_GUARD(8)
+        :
+        : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+        : "xmm0", "xmm1", "memory"
+        : fault);
+  } else {
+    // All bytes lie on two pages. The first access touches all of the first
+    // page that is used, and the last access all of the last page.
+    asm volatile goto(
+        "1: movdqu (%[from]), %%xmm0\n"
+        "2: movdqu 16(%[from]), %%xmm1\n"
+        "3: movdqu 32(%[from]), %%xmm2\n"
+        "4: movdqu 48(%[from]), %%xmm3\n"
+        "5: movups %%xmm0, (%[to])\n"
+        "6: movups %%xmm1, 16(%[to])\n"
+        "7: movups %%xmm2, 32(%[to])\n"
+        "8: movups %%xmm3, 48(%[to])\n"
+        "11: movdqu -64(%[from],%[n]), %%xmm0\n"
+        "12: movdqu -48(%[from],%[n]), %%xmm1\n"
+        "13: movdqu -32(%[from],%[n]), %%xmm2\n"
+        "14: movdqu -16(%[from],%[n]), %%xmm3\n"
+        "15: movups %%xmm0, -64(%[to],%[n])\n"
+        "16: movups %%xmm1, -48(%[to],%[n])\n"
+        "17: movups %%xmm2, -32(%[to],%[n])\n"
+        "18: movups %%xmm3, -16(%[to],%[n])\n"  //
+        RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
+            RCSOCK_GUARD(5) RCSOCK_GUARD(6) RCSOCK_GUARD(7) RCSOCK_GUARD(8)
+                RCSOCK_GUARD(11) RCSOCK_GUARD(12) RCSOCK_GUARD(13)
+                    RCSOCK_GUARD(14) RCSOCK_GUARD(15) RCSOCK_GUARD(16)
+                        RCSOCK_GUARD(17) RCSOCK_GUARD(18)
+        :
+        : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+        : "xmm0", "xmm1", "xmm2", "xmm3", "memory"
         : fault);
   }
   return true;
 fault:
   return false;
-}
-[[gnu::always_inline]] inline bool Try8To16(void* to, const void* from,
-                                            std::size_t n) {
-  asm volatile goto(
-      "1: movq (%[from]), %%rax\n"
-      "2: movq %%rax, (%[to])\n"
-      "3: movq -8(%[from],%[n]), %%rax\n"
-      "4: movq %%rax, -8(%[to],%[n])\n"  //
-      RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
-      :
-      : [to] "r"(to), [from] "r"(from), [n] "r"(n)
-      : "rax", "memory"
-      : fault);
-  return true;
-fault:
-  return false;
-}
-[[gnu::always_inline]] inline bool Try16To32(void* to, const void* from,
-                                             std::size_t n) {
-  asm volatile goto(
-      "1: movdqu (%[from]), %%xmm0\n"
-      "2: movups %%xmm0, (%[to])\n"
-      "3: movdqu -16(%[from],%[n]), %%xmm1\n"
-      "4: movups %%xmm1, -16(%[to],%[n])\n"  //
-      RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
-      :
-      : [to] "r"(to), [from] "r"(from), [n] "r"(n)
-      : "xmm0", "xmm1", "memory"
-      : fault);
-  return true;
-fault:
-  return false;
-}
-[[gnu::always_inline]] inline bool Try32To64(void* to, const void* from,
-                                             std::size_t n) {
-  asm volatile goto(
-      "1: movdqu (%[from]), %%xmm0\n"
-      "2: movdqu 16(%[from]), %%xmm1\n"
-      "3: movups %%xmm0, (%[to])\n"
-      "4: movups %%xmm1, 16(%[to])\n"
-      "5: movdqu -32(%[from],%[n]), %%xmm0\n"
-      "6: movdqu -16(%[from],%[n]), %%xmm1\n"
-      "7: movups %%xmm0, -32(%[to],%[n])\n"
-      "8: movups %%xmm1, -16(%[to],%[n])\n"  //
-      RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
-          RCSOCK_GUARD(5) RCSOCK_GUARD(6) RCSOCK_GUARD(7) RCSOCK_GUARD(8)
-      :
-      : [to] "r"(to), [from] "r"(from), [n] "r"(n)
-      : "xmm0", "xmm1", "memory"
-      : fault);
-  return true;
-fault:
-  return false;
-}
-// All bytes lie on two pages. The first access touches all of the first page
-// that is used, and the last access all of the last page.
-[[gnu::always_inline]] inline bool Try64To128(void* to, const void* from,
-                                              std::size_t n) {
-  asm volatile goto(
-      "1: movdqu (%[from]), %%xmm0\n"
-      "2: movdqu 16(%[from]), %%xmm1\n"
-      "3: movdqu 32(%[from]), %%xmm2\n"
-      "4: movdqu 48(%[from]), %%xmm3\n"
-      "5: movups %%xmm0, (%[to])\n"
-      "6: movups %%xmm1, 16(%[to])\n"
-      "7: movups %%xmm2, 32(%[to])\n"
-      "8: movups %%xmm3, 48(%[to])\n"
-      "11: movdqu -64(%[from],%[n]), %%xmm0\n"
-      "12: movdqu -48(%[from],%[n]), %%xmm1\n"
-      "13: movdqu -32(%[from],%[n]), %%xmm2\n"
-      "14: movdqu -16(%[from],%[n]), %%xmm3\n"
-      "15: movups %%xmm0, -64(%[to],%[n])\n"
-      "16: movups %%xmm1, -48(%[to],%[n])\n"
-      "17: movups %%xmm2, -32(%[to],%[n])\n"
-      "18: movups %%xmm3, -16(%[to],%[n])\n"  //
-      RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
-          RCSOCK_GUARD(5) RCSOCK_GUARD(6) RCSOCK_GUARD(7) RCSOCK_GUARD(8)
-              RCSOCK_GUARD(11) RCSOCK_GUARD(12) RCSOCK_GUARD(13)
-                  RCSOCK_GUARD(14) RCSOCK_GUARD(15) RCSOCK_GUARD(16)
-                      RCSOCK_GUARD(17) RCSOCK_GUARD(18)
-      :
-      : [to] "r"(to), [from] "r"(from), [n] "r"(n)
-      : "xmm0", "xmm1", "xmm2", "xmm3", "memory"
-      : fault);
-  return true;
-fault:
-  return false;
-}
-
-// memcpy of at most 128 bytes, in line. Returns false at a fault; some bytes
-// may have been copied.
-[[gnu::always_inline]] inline bool TrySmall(void* to, const void* from,
-                                            std::size_t n) {
-  if (n < 16) return n < 8 ? TryUpTo7(to, from, n) : Try8To16(to, from, n);
-  if (n <= 32) return Try16To32(to, from, n);
-  if (n <= 64) return Try32To64(to, from, n);
-  return Try64To128(to, from, n);
 }
 
 #else
