@@ -19,9 +19,7 @@ void Call(const std::atomic<void (*)()>& hook) {
 
 }  // namespace
 
-void Memory::SetLimit(std::uint64_t bytes) {
-  PinCount::SetLimit(bytes);
-}
+void Memory::SetLimit(std::uint64_t bytes) { PinCount::SetLimit(bytes); }
 
 void Memory::NoteLane(std::size_t bytes) {
   std::size_t most = of_lane.load(std::memory_order_relaxed);
@@ -36,9 +34,7 @@ std::uint64_t Memory::Total() { return PinCount::Total(); }
 
 std::uint64_t Memory::Peak() { return PinCount::Peak(); }
 
-void Memory::ForkChild() {
-  PinCount::ForkChild();
-}
+void Memory::ForkChild() { PinCount::ForkChild(); }
 
 void Memory::SetHooks(void (*grown)(), void (*refused)()) {
   on_grown.store(grown, std::memory_order_release);

@@ -44,7 +44,7 @@ class Placement::RingCopies {
 
  protected:
   // Requires the latch of the direction.
-  bool Pin(int fd, bool tx) RC_NO_LOCK_CHECK {
+  bool Pin(int fd, bool tx) {
     const auto& quick = sock_->quick_;
     if (!sock_->IsAt(fd) || !sock_->lane_is_shm_ ||
         !(tx ? quick.may_send : quick.may_receive)) {
@@ -58,7 +58,7 @@ class Placement::RingCopies {
     return true;
   }
   // Whether the stream is still on that lane.  Requires the latch.
-  bool On(bool tx) const RC_NO_LOCK_CHECK {
+  bool On(bool tx) const {
     const auto& quick = sock_->quick_;
     return sock_->lane_.get() == lane_ &&
            (tx ? quick.may_send : quick.may_receive);
@@ -241,7 +241,7 @@ class Placement::Drain : RingCopies {
 
  private:
   // Nobody else has taken what the look ahead has seen.  Requires the latch.
-  bool Still() const RC_NO_LOCK_CHECK {
+  bool Still() const RC_REQUIRES(sock_->rx_latch) {
     return On(false) && sock_->stream_->rx_off() == start_ + done_;
   }
   bool Begin(std::byte* to, std::size_t length) {

@@ -45,8 +45,8 @@ class Placement {
   // lane or the lane cannot.
   ssize_t SendDirect(int fd, const void* from, std::size_t length);
   // A device's copies straight into the ring of a lane in shared memory, or out
-  // of it.  Each moves what it can without a sleep.  Returns the bytes, or -1 if
-  // the stream is not on such a lane, or the driver does not take its ring.
+  // of it.  Each moves what it can without a sleep.  Returns the bytes, or -1
+  // if the stream is not on such a lane, or the driver does not take its ring.
   // *error, of the device, is behind these bytes.  `patient`: looks a while for
   // room, or for more.  No handler runs meanwhile.
   ssize_t FillRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe,

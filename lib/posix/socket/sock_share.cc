@@ -4,7 +4,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
