@@ -54,6 +54,7 @@ base::Reason VerbsReason(const verbs::Error& error) {
     case ENFILE:
       return base::Reason::kNoFds;
     case ENOMEM:
+    case EAGAIN:  // the limits of the rdma cgroup
       return lane::rdma::ReasonOf(error);
     case ENODEV:
     case EADDRNOTAVAIL:

@@ -107,24 +107,39 @@ bool MountIsLocal(std::uint64_t mount) {
   return false;
 }
 
+// Returns the number of the folder's mount, or 0.  For this some file systems
+// ask their server in statx, whatever its flags (9p).
+std::uint64_t MountOf(int folder) {
+  char name[48];
+  std::snprintf(name, sizeof name, "/proc/thread-self/fdinfo/%d", folder);
+  const base::UniqueFd file(base::OpenHigh([&name] {
+    return ::syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
+  }));
+  char text[512];
+  const long n =
+      file.ok() ? ::syscall(SYS_read, file.get(), text, sizeof text) : 0;
+  constexpr std::string_view kKey = "mnt_id:\t";
+  const std::string_view all(text, n > 0 ? static_cast<std::size_t>(n) : 0);
+  const std::size_t at = all.find(kKey);
+  std::uint64_t mount = 0;
+  if (at != std::string_view::npos) {
+    std::from_chars(all.data() + at + kKey.size(), all.data() + all.size(),
+                    mount);
+  }
+  return mount;
+}
+
 // Whether no server is asked for what lies in the folder.  Never asks one.
 bool NobodyToWaitFor(int folder) {
   static constinit struct {
-    std::uint64_t mount, device, looked_ns;
+    std::uint64_t mount, looked_ns;
     bool local;
   } known{};
-  struct statx what;
-  if (::syscall(SYS_statx, folder, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
-                STATX_MNT_ID, &what) != 0 ||
-      (what.stx_mask & STATX_MNT_ID) == 0) {
-    return false;
-  }
-  const std::uint64_t device =
-      std::uint64_t{what.stx_dev_major} << 32 | what.stx_dev_minor;
+  const std::uint64_t mount = MountOf(folder);
+  if (mount == 0) return false;
   const std::uint64_t now = base::NowNs();
-  if (known.looked_ns == 0 || now - known.looked_ns > kMountsNs ||
-      known.mount != what.stx_mnt_id || known.device != device) {
-    known = {what.stx_mnt_id, device, now, MountIsLocal(what.stx_mnt_id)};
+  if (known.mount != mount || now - known.looked_ns > kMountsNs) {
+    known = {mount, now, MountIsLocal(mount)};
   }
   return known.local;
 }

@@ -5,6 +5,7 @@ Prints what both ends saw, which is the same plain and on a lane: all bytes, wha
 handler leaves of a call, and what a reset in the middle of one does.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -140,6 +141,19 @@ def end(client, process):
     process.stdout.close()
 
 
+def bad_piece():
+    """What the kernel refuses before it takes a byte: nothing is sent."""
+    client, server = pair()
+    libc = ctypes.CDLL(None, use_errno=True)
+    good = ctypes.create_string_buffer(1 << 20)
+    vector = (ctypes.c_void_p * 4)(ctypes.addressof(good), len(good), 0xffff800000000000, len(good))
+    sent = libc.writev(client.fileno(), vector, 2)
+    print("bad piece", sent, os.strerror(ctypes.get_errno()))
+    client.close()
+    print("nothing came", server.recv(1) == b"")
+    server.close()
+
+
 def child_changes_the_flag():
     """O_NONBLOCK that another process has set, where no call tells of it."""
     client, server = pair()
@@ -195,8 +209,8 @@ SO_SNDBUFFORCE, SO_ZEROCOPY, MSG_ZEROCOPY = 32, 60, 0x4000000
 
 
 def main():
-    for test in (whole, handler, limit, reset, child_changes_the_flag, zero_copy_before,
-                 handlers_with_room):
+    for test in (whole, handler, limit, reset, bad_piece, child_changes_the_flag,
+                 zero_copy_before, handlers_with_room):
         test()
         sys.stdout.flush()
 

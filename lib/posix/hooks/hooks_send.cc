@@ -98,8 +98,15 @@ bool GoesByParts(Sock* sock, std::size_t length, int flags) {
          !sock->nonblock.load(std::memory_order_relaxed);
 }
 
-// A vector of more pieces stays in one call: each part has a few of them.
-constexpr int kMostPieces = 64;
+// Whether a vector does.  One of more pieces stays in one call: each part has a
+// few of them.  So does one with a piece that the kernel refuses before it
+// takes a byte.
+bool GoesByParts(Sock* sock, const iovec* iov, int count, std::size_t total,
+                 int flags) {
+  constexpr int kMostPieces = 64;
+  return count <= kMostPieces && GoesByParts(sock, total, flags) &&
+         !Null(iov, count);
+}
 
 // `raw(part)` is the kernel's call for the first part.
 template <class Raw>
@@ -343,7 +350,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     if (const ssize_t n = GatherSend(fd, sock, iov, count, total); n != 0)
       return n;
   }
-  if (count <= kMostPieces && GoesByParts(sock, total, 0)) [[unlikely]] {
+  if (GoesByParts(sock, iov, count, total, 0)) [[unlikely]] {
     return SendByParts(fd, iov, count, total, 0, sock,
                        [&](const IovRest& part) {
                          return direct::writev(fd, part.iov(), part.count());
@@ -397,8 +404,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
       return n;
     }
   }
-  if (count <= kMostPieces && beside == 0 && name == nullptr &&
-      GoesByParts(sock, total, flags)) [[unlikely]] {
+  if (beside == 0 && name == nullptr &&
+      GoesByParts(sock, message->msg_iov, count, total, flags)) [[unlikely]] {
     return SendByParts(fd, message->msg_iov, count, total, flags, sock,
                        [&](const IovRest& part) {
                          msghdr told{};

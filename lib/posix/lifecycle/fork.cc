@@ -109,8 +109,8 @@ void ForkPrepare() {
     Unlock(false);
   }
   // No stream comes into the table any more, so here each stream that the child
-  // will have is counted, once.  Streams that are new since MarkFork have told
-  // nothing: the parent tells what they moved when it leaves them, and
+  // will have is counted, once.  Streams that are new since Holders::Mark have
+  // told nothing: the parent tells what they moved when it leaves them, and
   // ForkChild takes that as told.
   static constinit std::uint32_t forks = 0;
   tls_fork = ++forks;

@@ -193,7 +193,7 @@ bool Handover::Follows(Sock* sock) {
 }
 
 // This comes first.  A thread that may promote the stream sees this, if this
-// thread does not see what that thread has done (Sock::GivenAway).
+// thread does not see what that thread has done (Holders::GiveAway).
 void Handover::GiveAway(Sock* sock) {
   for (int i = 0; i < given_count_; ++i) {
     if (given_[i].sock == sock) return;

@@ -164,8 +164,10 @@ void Sock::LoseConnection(const char* why) {
 
 // As a child of a fork that found the stream on TCP.
 bool Sock::TakeOverLatched(const Holding& all) {
-  holders_.TakeOver(all);
-  BeginAt(all.tx.load(), all.rx.load());
+  const std::uint64_t tx = all.tx.load();
+  const std::uint64_t rx = all.rx.load();
+  holders_.TakeOver(tx, rx);
+  BeginAt(tx, rx);
   LearnOptions(fd());
   noted_.LearnDrift(fd());
   const std::uint32_t unread = all.unread.load();

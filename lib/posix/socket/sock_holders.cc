@@ -144,20 +144,19 @@ void Holders::LetGo() {
   Leave();
 }
 
-void Holders::Join(int number) {
+void Holders::Join(int number, std::uint64_t tx, std::uint64_t rx) {
   tx_.AssertUnshared();
   rx_.AssertUnshared();
   number_.store(number);
-  const Holding* const all = Find();
-  told_tx_ = all->tx.load();
-  told_rx_ = all->rx.load();
+  told_tx_ = tx;
+  told_rx_ = rx;
 }
 
-void Holders::TakeOver(const Holding& all) {
+void Holders::TakeOver(std::uint64_t tx, std::uint64_t rx) {
   tx_.AssertHeld();
   rx_.AssertHeld();
-  told_tx_ = all.tx.load();
-  told_rx_ = all.rx.load();
+  told_tx_ = tx;
+  told_rx_ = rx;
 }
 
 void Holders::Reset() {

@@ -84,11 +84,12 @@ class Holders {
   // the stream.
   void LetGo();
 
-  // Takes over what the Holding `number` knows, in a stream that no other
-  // thread knows.
-  void Join(int number);
+  // The stream, which no other thread knows, begins with the Holding `number`
+  // at these offsets.  Other holders may add to what is told there at any time.
+  // So the caller has read it once, and the stream begins at the same offsets.
+  void Join(int number, std::uint64_t tx, std::uint64_t rx);
   // As Join, for the Holding that the stream has.  Requires both latches.
-  void TakeOver(const Holding& all);
+  void TakeOver(std::uint64_t tx, std::uint64_t rx);
   // Forgets all, for another connection.
   void Reset();
   // In the child of a fork.  The parent tells what it has moved.

@@ -24,6 +24,7 @@ using stream::Stream;
 
 // The most between two looks whether threads still sleep on a lane.
 constexpr std::uint32_t kMostWaitMs = 64;
+
 void Sock::PostSettle() {
   if (settle_posted_) return;
   Conductor* conductor = Conductor::IfRunning();

@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdint>
+
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
@@ -133,10 +135,12 @@ Sock* Sock::Inherited(int number, int fd) {
                                          : stream::Role::kConnector,
                    false);
   if (sock == nullptr) return nullptr;
-  sock->holders_.Join(number);
+  const std::uint64_t tx = all->tx.load();
+  const std::uint64_t rx = all->rx.load();
+  sock->holders_.Join(number, tx, rx);
   // Copies that have not been used ring the program before this one.
   all->owner.store(0);
-  sock->BeginAt(all->tx.load(), all->rx.load());
+  sock->BeginAt(tx, rx);
   sock->tally_.Inherit();
   sock->anchor().SetNumber(fd);
   sock->anchor().SetInode(all->inode.load());

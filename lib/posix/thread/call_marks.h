@@ -26,7 +26,7 @@ namespace rcsock::posix {
 // So no stream is adopted any more then (hook::BeforeClone).  A child of vfork
 // uses the marks of its parent's thread, which is stopped meanwhile.  If a
 // thread is in more calls than it has marks, locked additions count it
-// (Sock::gate_).  This happens for handlers within handlers.  It also happens
+// (PlainCalls).  This happens for handlers within handlers.  It also happens
 // after handlers have jumped out of calls, whose marks stay for good.
 using CallMark = std::atomic<const void*>;
 
