@@ -19,6 +19,9 @@ using gpu::Pipe;
 constexpr std::size_t kLeastFilled = 16 * 1024;
 // What goes by a slot when the ring is full, and so waits for room.
 constexpr std::size_t kWaiting = 16 * 1024;
+// No handler runs while a ring is filled or drained, and no other thread sends.
+// So no more than this goes at once, however well the peer keeps pace.
+constexpr std::size_t kMostAtOnce = 64 * 1024 * 1024;
 // The first copy is short, so that the peer has something to do early.
 constexpr std::size_t kFirst = 64 * 1024;
 
@@ -123,11 +126,15 @@ struct Sending {
   // Returns false if the call ends, or the ring takes no copies. Then *slots
   // says which.
   bool ByRing(gpu::Memory* memory, bool* slots) {
-    const ssize_t n =
-        sock->placement().FillRing(fd, memory, pipe, from + done, length - done,
-                                   MayWait(sock, flags), &error);
-    Count(&gpu::counts.rings, n);
-    if (n > 0) done += static_cast<std::size_t>(n);
+    ssize_t n;
+    std::size_t most;
+    do {
+      most = std::min(kMostAtOnce, length - done);
+      n = sock->placement().FillRing(fd, memory, pipe, from + done, most,
+                                     MayWait(sock, flags), &error);
+      Count(&gpu::counts.rings, n);
+      if (n > 0) done += static_cast<std::size_t>(n);
+    } while (n == static_cast<ssize_t>(most) && done < length && error == 0);
     *slots = n < 0 && error == 0;
     return n >= 0 && error == 0;
   }
@@ -166,8 +173,9 @@ struct Receiving {
           posix::hook::recv(fd, &byte, 1, FlagsNow() | MSG_PEEK);
       if (seen <= 0) return seen;
       int error = 0;
-      const ssize_t n = sock->placement().DrainRing(fd, memory, pipe, to + done,
-                                                    length - done, all, &error);
+      const ssize_t n = sock->placement().DrainRing(
+          fd, memory, pipe, to + done, std::min(kMostAtOnce, length - done),
+          all, &error);
       Count(&gpu::counts.rings, n);
       if (n > 0) return n;
       if (error != 0) return FailOfDevice(error);

@@ -253,5 +253,24 @@ TEST_P(RingCopiesTest, CopyThatDoesNotEnd) {
   Transfer(from, to, 11);
 }
 
+// The device may still read from the ring, and write what it reads to the
+// program's memory.  So the ring keeps these bytes, and they come another way.
+TEST_P(RingCopiesTest, CopyOutThatDoesNotEnd) {
+  const Buffer to(kSize);
+  rcs_stream_info before{};
+  ASSERT_GT(rcs_get_stream_info(other_, &before, sizeof before), 0);
+  const auto bytes = Pattern(60'000, 12);
+  ASSERT_EQ(rcs_send(one_, bytes.data(), bytes.size(), 0), 60'000);
+  Delay(11'000'000);
+  EXPECT_EQ(rcs_recv_registered(other_, to.at(), 60'000, MSG_WAITALL), -1);
+  EXPECT_EQ(errno, ETIMEDOUT);
+  Delay(0);
+  EXPECT_EQ(Receive(60'000), bytes);
+  for (int i = 0; i < 100; ++i) PingPong();
+  rcs_stream_info info{};
+  ASSERT_GT(rcs_get_stream_info(other_, &info, sizeof info), 0);
+  EXPECT_NE(info.lane_id, before.lane_id) << info.reason;
+}
+
 }  // namespace
 }  // namespace gpu_test

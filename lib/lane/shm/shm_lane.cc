@@ -108,8 +108,8 @@ base::Reason ShmLane::State() const {
   return own != base::Reason::kNone ? own : link_->why_dead();
 }
 
-void ShmLane::Fail() {
-  failed_.store(base::Reason::kProtocol, std::memory_order_seq_cst);
+void ShmLane::Fail(base::Reason why) {
+  failed_.store(why, std::memory_order_seq_cst);
   over_.store(true, std::memory_order_seq_cst);
   WakeLocal();
 }

@@ -132,9 +132,10 @@ class ShmLane final : public Lane {
   std::size_t Claim(std::size_t want, std::byte** at);
   // Sends the first `n` of the claimed bytes. Returns how many it has sent.
   std::size_t PostClaimed(std::size_t n);
-  void EndFill();
-  // A copy into the ring did not end: nothing more can be sent there.
-  void LoseRing() { Fail(); }
+  // Returns true if a thread has found no room meanwhile, or before.
+  bool EndFill();
+  // A copy into a ring or out of it did not end: the stream has to leave.
+  void LoseRing() { Fail(base::Reason::kLaneError); }
   // Under the rx latch. BeginDrain returns false if another call copies out of
   // the ring. RxNow is where a look ahead begins.
   bool BeginDrain() { return !std::exchange(drains_, true); }
@@ -170,8 +171,8 @@ class ShmLane final : public Lane {
     return over_.load(std::memory_order_acquire) ||
            link_->why_dead() != base::Reason::kNone;
   }
-  // Ends the lane: the peer broke the rules.
-  void Fail();
+  // Ends the lane: the peer broke the rules, or `why`.
+  void Fail(base::Reason why = base::Reason::kProtocol);
   // From now on accepts no message behind those that have landed.
   void Latch();
   // What Readable returns, and as how many messages.

@@ -75,12 +75,13 @@ std::size_t ShmLane::PostClaimed(std::size_t n) {
   return done;
 }
 
-void ShmLane::EndFill() {
+bool ShmLane::EndFill() {
   tx_.DropClaims(&filling_);
   fills_ = false;
   SetBound(std::exchange(put_off_, 0));
   // A thread that has found no room meanwhile looks again.
   if (starved_) WakeLocal();
+  return starved_;
 }
 
 std::size_t ShmLane::LookAhead(ring::Rx* ahead, std::size_t want,

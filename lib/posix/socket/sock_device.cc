@@ -63,6 +63,16 @@ class Placement::RingCopies {
     return sock_->lane_.get() == lane_ &&
            (tx ? quick.may_send : quick.may_receive);
   }
+  // A copy that did not end may still write to the ring, or read there.  So the
+  // stream leaves the lane now: what is unread is not credited, and the peer
+  // writes nothing in its place.  Call it without a latch.
+  void LoseRing() {
+    const Latched latched(sock_);
+    lane_->LoseRing();
+    if (sock_->mode() != Mode::kEngine || sock_->lane_.get() != lane_) return;
+    sock_->stream_->Progress();
+    sock_->HandleChanges();
+  }
   // Call it without a latch.  A copy that did not end may still touch the ring,
   // so the lane is never given back.
   void Unpin() {
@@ -157,13 +167,13 @@ class Placement::Fill : RingCopies {
         break;
       }
     }
-    if (fills_) {
+    if (hung_) {
+      LoseRing();
+    } else if (fills_) {
       const base::LatchGuard hold(sock_->tx_latch);
-      if (hung_) {
-        lane_->LoseRing();
-      } else {
-        lane_->EndFill();
-      }
+      // A thread that polls looks again: the peer may have told of its room
+      // meanwhile.
+      if (lane_->EndFill() && On(true)) sock_->WakeTx();
     }
     Unpin();
     *error = error_;
@@ -230,7 +240,9 @@ class Placement::Drain : RingCopies {
         break;
       }
     }
-    if (drains) {
+    if (hung_) {
+      LoseRing();
+    } else if (drains) {
       const base::LatchGuard hold(sock_->rx_latch);
       lane_->EndDrain();
     }
