@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdint>
 #include <functional>
@@ -376,6 +377,66 @@ Case masked(
                ::pselect(fd + 1, in, nullptr, nullptr, &limit, &mask));
         bad.join();
       }
+      RecvAll(fd, &byte, 1);
+      Barrier();
+    });
+
+// What is to be told may go bad at any moment of a call.
+Case goes_bad_amid(
+    "goes_bad_amid",
+    [](int fd) {
+      SendAll(fd, "1", 1);
+      Barrier();
+    },
+    [](int fd) {
+      AwaitBytes(fd, 1);
+      const Edge edge(PROT_READ | PROT_WRITE);
+      auto* const one = reinterpret_cast<pollfd*>(edge.end);
+      auto* const in = reinterpret_cast<fd_set*>(edge.end + 1024);
+      int beside[2];  // a descriptor of the kernel's, with nothing to tell
+      CHECK_THAT(::pipe(beside) == 0);
+      one[0] = {fd, POLLIN, 0};
+      one[1] = {beside[0], POLLIN, 0};
+      auto* const told = reinterpret_cast<epoll_event*>(edge.end + 2048);
+      const int set = ::epoll_create1(EPOLL_CLOEXEC);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, beside[0], &event) == 0);
+      std::atomic<bool> over{false};
+      std::thread changes([&] {
+        for (int i = 0; i < 20000; ++i) {
+          CHECK_THAT(::mprotect(edge.end, kPage, PROT_READ) == 0);
+          CHECK_THAT(::mprotect(edge.end, kPage, PROT_READ | PROT_WRITE) == 0);
+        }
+        over = true;
+      });
+      bool right = true;
+      while (!over) {
+        int n = ::poll(one, 2, 0);
+        right = right && (n == 1 || (n == -1 && errno == EFAULT));
+        // 0: rcsock has met the fault, and does not find it again.
+        n = ::epoll_wait(set, told, 4, 0);
+        right = right && (n == 1 || n == 0 || (n == -1 && errno == EFAULT));
+        timeval now{0, 0};
+        fd_set asked;
+        FD_ZERO(&asked);
+        FD_SET(fd, &asked);
+        // The set goes there by the kernel, which faults like it.
+        int pipes[2];
+        CHECK_THAT(::pipe(pipes) == 0);
+        CHECK_THAT(::write(pipes[1], &asked, sizeof asked) == sizeof asked);
+        if (::read(pipes[0], in, sizeof asked) == sizeof asked) {
+          n = ::select(fd + 1, in, nullptr, nullptr, &now);
+          right = right && (n == 1 || (n == -1 && errno == EFAULT));
+        }
+        ::close(pipes[0]);
+        ::close(pipes[1]);
+      }
+      changes.join();
+      for (const int number : {beside[0], beside[1], set}) ::close(number);
+      Log("%d", right);
+      char byte;
       RecvAll(fd, &byte, 1);
       Barrier();
     });

@@ -107,6 +107,8 @@ class Polling {
       const bool unread = AnyUnread() && PollFindsUnread(fds_, count_, select_);
       bool again = false;
       const int found = LookStreams(&again);
+      if (faulted_) [[unlikely]]
+        return End(Faulted());
       if (!again || (found > 0 && !unread)) {
         return unread ? TellUnread() : LookKernelToo(found);
       }
@@ -198,12 +200,18 @@ class Polling {
                            drained);
   }
 
-  // *again: a stream has gone back to the kernel.
+  // *again: a stream has gone back to the kernel.  If the program's array has
+  // gone bad, sets faulted_ and returns more than 0.
   int LookStreams(bool* again) {
     int found = 0;
     lane::Source* drained = nullptr;
     for (nfds_t m = 0; m < mine_; ++m) {
       pollfd& one = fds_[members_[m].at];
+      int fd = -1;
+      short events = 0;
+      if (!base::TryLoad(&one.fd, &fd) || !base::TryLoad(&one.events, &events))
+        return Bad();
+      short told = 0;
       if (members_[m].file->kind == FileKind::kSock) {
         bool plain = false;
         auto* sock = static_cast<Sock*>(members_[m].file);
@@ -213,20 +221,21 @@ class Polling {
           source->Drain();
           drained = source;
         }
-        one.revents = static_cast<short>(
-            Look(sock, one.fd, one.events, source != nullptr, &plain));
+        told = static_cast<short>(
+            Look(sock, fd, events, source != nullptr, &plain));
         *again |= plain;
-      } else {
-        one.revents =
-            static_cast<EpollSet*>(members_[m].file)->AnyReady()
-                ? static_cast<short>(one.events & (POLLIN | POLLRDNORM))
-                : short{0};
+      } else if (static_cast<EpollSet*>(members_[m].file)->AnyReady()) {
+        told = static_cast<short>(events & (POLLIN | POLLRDNORM));
       }
-      if (select_)
-        one.revents = static_cast<short>(one.revents & SelectTells(one.events));
-      if (one.revents != 0) ++found;
+      if (select_) told = static_cast<short>(told & SelectTells(events));
+      if (!base::TryStore(&one.revents, told)) return Bad();
+      if (told != 0) ++found;
     }
     return found;
+  }
+  int Bad() {
+    faulted_ = true;
+    return 1;
   }
 
   // The kernel has something.  What a peer did before is to be seen with it:
@@ -358,12 +367,17 @@ class Polling {
     return real::ppoll(nullptr, 0, &brief, limits_.mask());
   }
 
+  // Returns what the call does, with errno.
   int Merge() {
+    if (faulted_) return Faulted();
     int ready = 0;
     for (nfds_t i = 0; i < count_; ++i) {
-      fds_[i].revents = static_cast<short>(
-          fds_[i].revents | (kernel_[i].fd >= 0 ? kernel_[i].revents : 0));
-      if (fds_[i].revents != 0) ++ready;
+      short told = 0;
+      if (!base::TryLoad(&fds_[i].revents, &told)) return Faulted();
+      if (kernel_[i].fd >= 0)
+        told = static_cast<short>(told | kernel_[i].revents);
+      if (!base::TryStore(&fds_[i].revents, told)) return Faulted();
+      if (told != 0) ++ready;
     }
     return ready;
   }
@@ -548,6 +562,7 @@ class Polling {
   WaitLimits limits_;
   Spinner spin_;
   int result_ = 0;
+  bool faulted_ = false;  // the program's array has gone bad
   bool looked_ = false;   // the last look included the kernel's descriptors
   bool in_vain_ = false;  // the thread has slept, and does not spin again
   std::uint64_t kernel_look_ = 0;

@@ -131,7 +131,11 @@ bool Selected::TellSet(fd_set* set, int asked, int told, int* bits) const {
     if ((fds_[i].events & asked) == 0 || (fds_[i].revents & told) == 0) {
       continue;
     }
-    word[fds_[i].fd / 64] |= 1ul << (fds_[i].fd % 64);
+    unsigned long* const at = word + fds_[i].fd / 64;
+    unsigned long all = 0;
+    if (!base::TryLoad(at, &all)) return false;
+    all |= 1ul << (fds_[i].fd % 64);
+    if (!base::TryStore(at, all)) return false;
     ++*bits;
   }
   return true;

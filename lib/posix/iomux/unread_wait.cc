@@ -1,5 +1,8 @@
 #include "lib/posix/iomux/unread_wait.h"
 
+#include <cerrno>
+
+#include "lib/base/guard.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/iomux/interests.h"
 #include "lib/posix/socket/lookup.h"
@@ -21,19 +24,33 @@ bool HasError(int fd) {
 
 unsigned long Bit(int fd) { return 1ul << (fd % 64); }
 
+// False also if the set is not there.
 bool IsSet(const fd_set* set, int fd) {
   const auto* words = reinterpret_cast<const unsigned long*>(set);
-  return (words[fd / 64] & Bit(fd)) != 0;
+  unsigned long word = 0;
+  return base::TryLoad(words + fd / 64, &word) && (word & Bit(fd)) != 0;
+}
+
+bool Get(const pollfd* from, pollfd* one) {
+  return base::TryGet(one, from, sizeof *one);
+}
+
+int Faulted() {
+  errno = EFAULT;
+  return -1;
 }
 
 }  // namespace
 
+// What the program has named may not be there.  The kernel's call says so.
 bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select) {
   for (nfds_t i = 0; i < count; ++i) {
-    if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) return true;
+    pollfd one{};
+    if (!Get(fds + i, &one)) return false;
+    if ((one.events & kReadable) != 0 && HasUnread(one.fd)) return true;
     // An error is no exception.
-    if (select && (fds[i].events & (POLLIN | POLLOUT)) == 0) continue;
-    if (HasError(fds[i].fd)) return true;
+    if (select && (one.events & (POLLIN | POLLOUT)) == 0) continue;
+    if (HasError(one.fd)) return true;
   }
   return false;
 }
@@ -41,14 +58,17 @@ bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select) {
 int AddUnread(pollfd* fds, nfds_t count, int found) {
   if (found < 0) return found;
   for (nfds_t i = 0; i < count; ++i) {
+    pollfd one{};
+    if (!Get(fds + i, &one)) return Faulted();
     int more = 0;
-    if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) {
-      more = fds[i].events & kReadable;
+    if ((one.events & kReadable) != 0 && HasUnread(one.fd)) {
+      more = one.events & kReadable;
     }
-    if (HasError(fds[i].fd)) more |= POLLERR;
+    if (HasError(one.fd)) more |= POLLERR;
     if (more == 0) continue;
-    if (fds[i].revents == 0) ++found;
-    fds[i].revents = static_cast<short>(fds[i].revents | more);
+    if (one.revents == 0) ++found;
+    const auto told = static_cast<short>(one.revents | more);
+    if (!base::TryStore(&fds[i].revents, told)) return Faulted();
   }
   return found;
 }
@@ -68,14 +88,16 @@ bool SelectUnread::Look(int count, const fd_set* in, const fd_set* out) {
 int SelectUnread::Add(fd_set* in, fd_set* out, int found) const {
   if (found < 0) return found;
   const auto add = [&found](fd_set* set, int fd) {
-    unsigned long& word = reinterpret_cast<unsigned long*>(set)[fd / 64];
-    if ((word & Bit(fd)) != 0) return;
-    word |= Bit(fd);
+    unsigned long* const at = reinterpret_cast<unsigned long*>(set) + fd / 64;
+    unsigned long word = 0;
+    if (!base::TryLoad(at, &word)) return false;
+    if ((word & Bit(fd)) != 0) return true;
     ++found;
+    return base::TryStore(at, word | Bit(fd));
   };
   for (int i = 0; i < found_; ++i) {
-    if (fds_[i].reads) add(in, fds_[i].fd);
-    if (fds_[i].writes) add(out, fds_[i].fd);
+    if (fds_[i].reads && !add(in, fds_[i].fd)) return Faulted();
+    if (fds_[i].writes && !add(out, fds_[i].fd)) return Faulted();
   }
   return found;
 }
