@@ -233,10 +233,7 @@ class Polling {
     }
     return found;
   }
-  int Bad() {
-    faulted_ = true;
-    return 1;
-  }
+  int Bad() { return faulted_ = true; }
 
   // The kernel has something.  What a peer did before is to be seen with it:
   // for instance, it closed a connection before it made the next.
