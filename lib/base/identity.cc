@@ -1,6 +1,5 @@
 #include "lib/base/identity.h"
 
-#include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "lib/base/unique_fd.h"
+#include "lib/base/file_text.h"
 
 namespace rcsock::base {
 namespace {
@@ -19,12 +18,8 @@ constinit std::atomic<uid_t> overflow{65534};
 // Reads the beginning of a file of /proc. Returns false if there is none.
 template <std::size_t size>
 bool ReadText(const char* path, char (&text)[size]) {
-  const UniqueFd file(OpenHigh([path] {
-    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
-  }));
-  if (!file.ok()) return false;
-  const long n = ::syscall(SYS_read, file.get(), text, size - 1);
-  text[n > 0 ? n : 0] = '\0';
+  const std::size_t n = ReadStart(path, text, size - 1).size();
+  text[n] = '\0';
   return n > 0;
 }
 

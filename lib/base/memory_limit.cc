@@ -1,34 +1,22 @@
 #include "lib/base/memory_limit.h"
 
-#include <fcntl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <cstring>
 #include <string_view>
 
-#include "lib/base/unique_fd.h"
+#include "lib/base/file_text.h"
 
 namespace rcsock::base {
 namespace {
 
 constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
-std::string_view Read(const char* path, char* text, std::size_t size) {
-  const UniqueFd file(OpenHigh([path] {
-    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
-  }));
-  if (!file.ok()) return {};
-  const long n = ::syscall(SYS_read, file.get(), text, size);
-  return {text, n > 0 ? static_cast<std::size_t>(n) : 0};
-}
-
 std::uint64_t NumberIn(const char* path) {
   char text[32];
-  const std::string_view found = Read(path, text, sizeof text);
+  const std::string_view found = ReadStart(path, text, sizeof text);
   std::uint64_t number = kNone;
   // "max" is no number, and leaves kNone.
   std::from_chars(found.data(), found.data() + found.size(), number);
@@ -56,7 +44,8 @@ std::uint64_t MemoryLimit() {
   std::uint64_t limit = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
                         static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   char text[2048];
-  std::string_view left = Read("/proc/thread-self/cgroup", text, sizeof text);
+  std::string_view left =
+      ReadStart("/proc/thread-self/cgroup", text, sizeof text);
   while (!left.empty()) {
     const std::string_view line = left.substr(0, left.find('\n'));
     left.remove_prefix(std::min(left.size(), line.size() + 1));

@@ -19,6 +19,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
+#include "lib/base/file_text.h"
 
 namespace rcsock::rendezvous::meet_directory {
 namespace {
@@ -28,8 +29,9 @@ constexpr char kUnfinished[] = "rcsock-1-new-";
 constexpr std::uint64_t kSweepNs = 60'000'000'000;
 // How long it stays known of which kind a mount is.
 constexpr std::uint64_t kMountsNs = 10'000'000'000;
-// The most bytes that are read of a list of mounts.
+// The most bytes that are read of a list of mounts, and the longest line.
 constexpr std::size_t kMostMounts = 4 << 20;
+constexpr std::size_t kLongestMount = 8192;
 // The most names of dead processes that one sweep looks at.
 constexpr int kMostSwept = 64;
 
@@ -47,8 +49,8 @@ Name NameOf(const Tuple& half, int place) {
   return name;
 }
 
-// Whether the kernel itself answers for a file system.  For others another host
-// does, or a process, when it likes.
+// Returns whether the kernel itself answers for a file system.  Another host or
+// a process answers for the others, when it likes.
 bool IsLocal(std::string_view type) {
   constexpr std::string_view kLocal[] = {
       "tmpfs", "ext4", "xfs",   "btrfs", "overlay",  "ext2",
@@ -73,38 +75,18 @@ std::string_view TypeIn(std::string_view line, std::uint64_t mount) {
   return rest.substr(0, rest.find(' '));
 }
 
-// Whether the mount has a file system of this host.  A mount that this thread
-// does not see has none.  statfs would ask the server.
+// Returns whether the mount has a file system of this host.  A mount that this
+// thread does not see has none.  statfs would ask the server.
 bool MountIsLocal(std::uint64_t mount) {
-  const base::UniqueFd list(base::OpenHigh([] {
-    return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/mountinfo",
-                     O_RDONLY | O_CLOEXEC, 0);
-  }));
-  if (!list.ok()) return false;
-  char text[8192];
-  std::size_t length = 0;
-  bool skip = false;  // this line did not fit
-  for (std::size_t all = 0; all < kMostMounts;) {
-    const long n =
-        ::syscall(SYS_read, list.get(), text + length, sizeof text - length);
-    if (n <= 0) return false;
-    all += n;
-    length += n;
-    std::string_view left(text, length);
-    for (std::size_t end; (end = left.find('\n')) != left.npos;
-         left.remove_prefix(end + 1)) {
-      if (std::exchange(skip, false)) continue;
-      const std::string_view type = TypeIn(left.substr(0, end), mount);
-      if (!type.empty()) return IsLocal(type);
-    }
-    if (left.size() == sizeof text) {
-      skip = true;
-      left = {};
-    }
-    length = left.size();
-    std::memmove(text, left.data(), length);
-  }
-  return false;
+  const base::UniqueFd list(base::OpenText("/proc/thread-self/mountinfo"));
+  bool local = false;
+  base::EachLine<kLongestMount>(
+      list.get(), kMostMounts, [mount, &local](std::string_view line) {
+        const std::string_view type = TypeIn(line, mount);
+        local = IsLocal(type);
+        return !type.empty();
+      });
+  return local;
 }
 
 // Returns the number of the folder's mount, or 0.  For this some file systems
@@ -112,14 +94,9 @@ bool MountIsLocal(std::uint64_t mount) {
 std::uint64_t MountOf(int folder) {
   char name[48];
   std::snprintf(name, sizeof name, "/proc/thread-self/fdinfo/%d", folder);
-  const base::UniqueFd file(base::OpenHigh([&name] {
-    return ::syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
-  }));
   char text[512];
-  const long n =
-      file.ok() ? ::syscall(SYS_read, file.get(), text, sizeof text) : 0;
+  const std::string_view all = base::ReadStart(name, text, sizeof text);
   constexpr std::string_view kKey = "mnt_id:\t";
-  const std::string_view all(text, n > 0 ? static_cast<std::size_t>(n) : 0);
   const std::size_t at = all.find(kKey);
   std::uint64_t mount = 0;
   if (at != std::string_view::npos) {
@@ -129,7 +106,8 @@ std::uint64_t MountOf(int folder) {
   return mount;
 }
 
-// Whether no server is asked for what lies in the folder.  Never asks one.
+// Returns whether the kernel asks no server for what lies in the folder.  This
+// function asks none.
 bool NobodyToWaitFor(int folder) {
   static constinit struct {
     std::uint64_t mount, looked_ns;

@@ -1,6 +1,5 @@
 #include "lib/rendezvous/near_network.h"
 
-#include <fcntl.h>
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
 #include <net/if.h>
@@ -15,6 +14,7 @@
 #include <cstring>
 
 #include "lib/base/clock.h"
+#include "lib/base/file_text.h"
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/address.h"
 
@@ -62,10 +62,7 @@ void ReadLine(const char* line, std::uint32_t peer, Route* best) {
 }
 
 bool ReadRoutes(std::uint32_t peer, Route* best) {
-  const base::UniqueFd file(base::OpenHigh([] {
-    return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/net/route",
-                     O_RDONLY | O_CLOEXEC, 0);
-  }));
+  const base::UniqueFd file(base::OpenText("/proc/thread-self/net/route"));
   if (!file.ok()) return false;
   char text[8192];  // 64 routes
   std::size_t size = 0;

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "lib/base/file_text.h"
 #include "lib/rendezvous/address.h"
 
 namespace rcsock::rendezvous {
@@ -124,35 +125,17 @@ void ReadLine(std::string_view line, Wanted* wanted) {
 
 // Looks for both connections' lines in one of the two files.
 void ReadFile(const char* name, Wanted* one, Wanted* two) {
-  const base::UniqueFd file(base::OpenHigh([name] {
-    return ::syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
-  }));
+  const base::UniqueFd file(base::OpenText(name));
   struct statfs system;
   if (!file.ok() || ::syscall(SYS_fstatfs, file.get(), &system) != 0 ||
       system.f_type != PROC_SUPER_MAGIC) {
     return;
   }
-  char text[4096];
-  std::size_t held = 0;
-  for (std::size_t total = 0; total < kMostText;) {
-    const long n =
-        ::syscall(SYS_read, file.get(), text + held, sizeof text - held);
-    if (n <= 0) return;
-    total += static_cast<std::size_t>(n);
-    held += static_cast<std::size_t>(n);
-    std::string_view left(text, held);
-    for (;;) {
-      const std::size_t end = left.find('\n');
-      if (end == left.npos) break;
-      ReadLine(left.substr(0, end), one);
-      ReadLine(left.substr(0, end), two);
-      if (one->inode != 0 && two->inode != 0) return;
-      left.remove_prefix(end + 1);
-    }
-    if (left.size() == sizeof text) return;  // no line of this file is so long
-    held = left.size();
-    std::memmove(text, left.data(), held);
-  }
+  base::EachLine<4096>(file.get(), kMostText, [&](std::string_view line) {
+    ReadLine(line, one);
+    ReadLine(line, two);
+    return one->inode != 0 && two->inode != 0;
+  });
 }
 
 // Returns the other end of `fd` if the lists have `fd`, too.  Lists of another

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,7 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "lib/base/unique_fd.h"
+#include "lib/base/file_text.h"
 
 namespace rcsock::verbs {
 namespace {
@@ -56,13 +55,8 @@ bool LoadByName(const char* directory, const char* devices,
                 const char* uverbs) {
   char path[2 * kPath];
   std::snprintf(path, sizeof path, "%s/%s/ibdev", devices, uverbs);
-  const base::UniqueFd file(base::OpenHigh([&] {
-    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-  }));
-  if (!file.ok()) return false;
   char name[kName] = {};
-  const long n = ::syscall(SYS_read, file.get(), name, sizeof name - 1);
-  if (n <= 0) return false;
+  if (base::ReadStart(path, name, sizeof name - 1).empty()) return false;
   name[std::strcspn(name, "/\n")] = '\0';
   std::size_t length = std::strlen(name);
   while (length > 0 && std::strchr("0123456789_", name[length - 1])) --length;

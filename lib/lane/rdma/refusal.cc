@@ -1,13 +1,12 @@
 #include "lib/lane/rdma/refusal.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+
+#include "lib/base/file_text.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -22,12 +21,7 @@ bool AtMemlock() {
     return false;
   }
   char status[4096] = {};
-  const long fd = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/status",
-                            O_RDONLY | O_CLOEXEC);
-  if (fd >= 0) {
-    if (::syscall(SYS_read, fd, status, sizeof(status) - 1) < 0) *status = '\0';
-    ::syscall(SYS_close, fd);
-  }
+  base::ReadStart("/proc/self/status", status, sizeof status - 1);
   return MayBeMemlock(status, limit.rlim_cur);
 }
 

@@ -14,6 +14,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/file_text.h"
 #include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
 
@@ -22,19 +23,11 @@ namespace {
 
 constexpr int kLongestPath = 512;
 
-int OpenFile(const char* path, int flags) {
-  return base::OpenHigh([&] {
-    return ::syscall(SYS_openat, AT_FDCWD, path, flags | O_RDONLY | O_CLOEXEC);
-  });
-}
-
 // Reads the beginning of a file, without its last line feed. False: there is
 // none.
 bool ReadFile(const char* path, char* text, std::size_t size) {
-  const base::UniqueFd fd(OpenFile(path, 0));
-  if (!fd.ok()) return false;
-  const long n = ::syscall(SYS_read, fd.get(), text, size - 1);
-  if (n <= 0) return false;
+  const std::size_t n = base::ReadStart(path, text, size - 1).size();
+  if (n == 0) return false;
   text[n] = '\0';
   if (text[n - 1] == '\n') text[n - 1] = '\0';
   return true;
@@ -65,7 +58,7 @@ int NumberOf(const char* sysfs, const char* proc, int irq) {
   if (ReadFile(path, action, sizeof action)) return VectorNumber(action);
   // The directory has a directory with the name of each action.
   std::snprintf(path, sizeof path, "%s/irq/%d", proc, irq);
-  const base::UniqueFd directory(OpenFile(path, O_DIRECTORY));
+  const base::UniqueFd directory(base::OpenText(path, O_DIRECTORY));
   int number = -1;
   if (directory.ok()) {
     base::EachEntry(directory.get(), [&number](const char* name) {
@@ -124,7 +117,7 @@ std::vector<cpu_set_t> VectorCpus(const char* sysfs, const char* proc,
   char path[kLongestPath];
   std::snprintf(path, sizeof path, "%s/class/infiniband/%s/device/msi_irqs",
                 sysfs, device);
-  const base::UniqueFd directory(OpenFile(path, O_DIRECTORY));
+  const base::UniqueFd directory(base::OpenText(path, O_DIRECTORY));
   if (!directory.ok()) return {};
   std::vector<std::pair<int, int>> irqs;  // the vector's number, and the IRQ's
   base::EachEntry(directory.get(), [&](const char* name) {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/file_text.h"
 #include "lib/base/guard.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
@@ -48,9 +49,7 @@ constinit std::uint64_t ask_from_ns RC_GUARDED_BY(interest_latch) = 0;
 bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", set->fd());
-  const base::UniqueFd file(base::OpenHigh([&] {
-    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-  }));
+  const base::UniqueFd file(base::OpenText(path));
   if (!file.ok()) return false;
   static char text[16384];  // guarded by interest_latch
   std::size_t length = 0;

@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "lib/base/elf_code.h"
+#include "lib/base/file_text.h"
 #include "lib/base/raw_numbers.h"
 #include "lib/base/unique_fd.h"
 
@@ -31,9 +32,7 @@ std::uint64_t Address(const void* of) {
 }
 
 bool ReadFile(const char* path, std::vector<char>* to) {
-  const base::UniqueFd fd(base::OpenHigh([&] {
-    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
-  }));
+  const base::UniqueFd fd(base::OpenText(path));
   if (!fd.ok()) return false;
   std::size_t used = 0;
   to->resize(16 << 10);
@@ -109,10 +108,7 @@ bool OwnMemory::Read(std::uint64_t address, void* to, std::size_t size) {
   if (n == static_cast<long>(size)) return true;
   // A filter may forbid that call, with any errno.  And that call reads no
   // mapping that is only executable.  This file does.
-  const base::UniqueFd fd(base::OpenHigh([] {
-    return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/mem",
-                     O_RDONLY | O_CLOEXEC, 0);
-  }));
+  const base::UniqueFd fd(base::OpenText("/proc/thread-self/mem"));
   return fd.ok() && ::syscall(SYS_pread64, fd.get(), to, size, address) ==
                         static_cast<long>(size);
 }
