@@ -11,6 +11,7 @@
 #include "lib/base/env.h"
 #include "lib/base/log.h"
 #include "lib/base/path.h"
+#include "lib/base/pin_count.h"
 #include "lib/base/start_data.h"
 
 namespace rcsock::base {
@@ -314,6 +315,7 @@ const Config& GetConfig() { return config; }
   if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
   ReadFabric();
   ReadLimits();
+  PinCount::SetLimit(config.max_pinned);
   if (Given("RCSOCK_IO_URING")) ReadRings(Env("RCSOCK_IO_URING"));
   if (Given("RCSOCK_RECV_IN_PLACE")) ReadInPlace(Env("RCSOCK_RECV_IN_PLACE"));
   config.lanes_given = Given("RCSOCK_LANES");

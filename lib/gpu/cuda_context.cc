@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/config.h"
 #include "lib/base/log.h"
 #include "lib/gpu/cuda_pages.h"
 #include "lib/gpu/cuda_pipe.h"
@@ -69,11 +68,6 @@ std::shared_ptr<ContextPipes> ContextPipes::Of(const Calls& calls, Pointer at,
     *result = kOutOfMemory;
     return nullptr;
   }
-}
-
-bool TakePin(base::PinCount* pin, std::size_t bytes) {
-  base::PinCount::SetLimit(base::GetConfig().max_pinned);
-  return pin->Take(bytes);
 }
 
 ContextPipes::~ContextPipes() {

@@ -10,7 +10,6 @@
 #include "lib/base/critical.h"
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
-#include "lib/base/pin_count.h"
 #include "lib/gpu/cuda.h"
 #include "lib/gpu/memory.h"
 
@@ -18,9 +17,6 @@ namespace rcsock::gpu::cuda {
 
 class CudaPages;
 class CudaPipe;
-
-// Counts memory that the driver is about to pin. False: no more may be pinned.
-bool TakePin(base::PinCount* pin, std::size_t bytes);
 
 // A context of the driver in which copies run, and pipes that nobody uses. A
 // program may end the context at any time. Its objects are then gone, and calls

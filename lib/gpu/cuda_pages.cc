@@ -10,7 +10,7 @@ namespace rcsock::gpu::cuda {
 std::shared_ptr<CudaPages> CudaPages::Make(ContextPipes* of, std::byte* at,
                                            std::size_t bytes) {
   base::PinCount pin;
-  if (!TakePin(&pin, bytes)) {
+  if (!pin.Take(bytes)) {
     RCSOCK_LOG(2, "gpu: %zu bytes of a ring are beyond the limit", bytes);
     return nullptr;
   }
@@ -35,8 +35,8 @@ std::shared_ptr<CudaPages> CudaPages::Make(ContextPipes* of, std::byte* at,
   return nullptr;
 }
 
-// Nothing calls the driver here: whoever lets go of the last reference may be a
-// thread that must not wait.
+// Does not call the driver: the thread that lets go of the last reference may
+// be one that must not wait.
 CudaPages::~CudaPages() {
   latch_.AssertUnshared();
   if (OfParent() || of_ != nullptr) pin_.Forget();

@@ -57,7 +57,7 @@ int CudaPipe::NeedSlots() {
   ::madvise(at, kBytes, MADV_DONTFORK);
   base_ = static_cast<std::byte*>(at);
   // Without pinned pages copies are slower, and right.
-  if (!TakePin(&pin_, kBytes)) return 0;
+  if (!pin_.Take(kBytes)) return 0;
   const Current current(of_);
   pinned_ =
       current.result() == kSuccess &&

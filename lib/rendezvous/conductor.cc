@@ -11,8 +11,8 @@
 #include "lib/base/foreign_fd.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
+#include "lib/base/pin_count.h"
 #include "lib/base/unique_fd.h"
-#include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -186,7 +186,7 @@ void Conductor::ForkChild(bool asleep) {
     g_board = nullptr;
     g_failed_ns = 0;
   }
-  lane::rdma::Memory::ForkChild();
+  base::PinCount::ForkChild();
   verbs::ForkChild();
   // A handler that forks in a sleep goes back to that sleep, which uses one of
   // these descriptors.

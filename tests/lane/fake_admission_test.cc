@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/pin_count.h"
 #include "lib/lane/rdma/refusal.h"
 #include "tests/lane/fake_pair.h"
 
@@ -184,7 +185,7 @@ TEST(Admission, AnIdleLanePinsAtMost32KiB) {
 // What an HCA's provider allocates counts, and is not counted for good.
 TEST(Admission, QueuesCountAsPinned) {
   for (const bool software : {false, true}) {
-    const std::uint64_t before = rdma::Memory::Total();
+    const std::uint64_t before = base::PinCount::Total();
     FakeVerbs::Options options;
     options.software = software;
     FakeVerbs verbs(options);
@@ -194,16 +195,16 @@ TEST(Admission, QueuesCountAsPinned) {
       base::Reason why = base::Reason::kNone;
       side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
       auto lane = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
-      const std::uint64_t one = rdma::Memory::Total();
+      const std::uint64_t one = base::PinCount::Total();
       auto other = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
       const std::uint64_t each = rdma::kBlockMin + (software ? 0 : 64 * 1024);
-      EXPECT_EQ(rdma::Memory::Total() - one, each);
+      EXPECT_EQ(base::PinCount::Total() - one, each);
       // The CQ for 4 lanes and the SRQ that feeds it.
       EXPECT_EQ(one - before - each, software ? 0u : 72 * 1024);
       lane.reset();
-      EXPECT_EQ(rdma::Memory::Total(), one);
+      EXPECT_EQ(base::PinCount::Total(), one);
     }
-    EXPECT_EQ(rdma::Memory::Total(), before);
+    EXPECT_EQ(base::PinCount::Total(), before);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/pin_count.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "tests/lane/fake_pair.h"
@@ -141,31 +142,30 @@ TEST_P(PlaceTest, NothingElseCanBeReached) {
 // The program's own memory counts with the rings: what does not fit is refused,
 // and fits again when something else is taken back.
 TEST_P(PlaceTest, WithinTheLimitOfPinnedMemory) {
-  using rdma::Memory;
-  const std::uint64_t before = Memory::Total();
-  Memory::SetLimit(before + 150'000);
+  const std::uint64_t before = base::PinCount::Total();
+  base::PinCount::SetLimit(before + 150'000);
   EXPECT_EQ(other().Expose(to_.data(), to_.size(), &key_), 0);
-  EXPECT_EQ(Memory::Total(), before + 100'000);
+  EXPECT_EQ(base::PinCount::Total(), before + 100'000);
   std::vector<char> more(60'000);
   std::uint32_t second = 0;
   EXPECT_EQ(other().Expose(more.data(), more.size(), &second), -ENOBUFS);
   // from_ is registered when something is first sent from it.
   EXPECT_EQ(one().Place(from_.data(), 1, At(0), key_), -ENOBUFS);
-  EXPECT_EQ(Memory::Total(), before + 100'000);
+  EXPECT_EQ(base::PinCount::Total(), before + 100'000);
   other().Hide(key_);
-  EXPECT_EQ(Memory::Total(), before);
+  EXPECT_EQ(base::PinCount::Total(), before);
   EXPECT_EQ(other().Expose(more.data(), more.size(), &second), 0);
-  Memory::SetLimit(0);
+  base::PinCount::SetLimit(0);
   EXPECT_EQ(other().Expose(to_.data(), to_.size(), &key_), 0);
   const std::int64_t ticket = one().Place(from_.data(), 1, At(0), key_);
   ASSERT_GT(ticket, 0);
   EXPECT_TRUE(Arrives(ticket));
   // The first who asks what has arrived makes the place for the answer.
   const std::uint64_t sink = GetParam() ? 64 : 0;
-  EXPECT_EQ(Memory::Total(), before + 260'000 + sink);
+  EXPECT_EQ(base::PinCount::Total(), before + 260'000 + sink);
   other().Hide(key_);
   other().Hide(second);
-  EXPECT_EQ(Memory::Total(), before + 100'000 + sink);
+  EXPECT_EQ(base::PinCount::Total(), before + 100'000 + sink);
   EXPECT_EQ(UserMemory::Remove(from_.data(), from_.size()), 0);
   EXPECT_EQ(UserMemory::Add(from_.data(), from_.size()), 0);
 }

@@ -83,7 +83,6 @@ class DeviceDomain final : public Domain {
     memory_.emplace(pd_.get(), !limits_.lazy_events);
     // The other half is for new lanes, and the program's own locked memory.
     std::uint64_t most = base::GetConfig().max_pinned;
-    Memory::SetLimit(most);
     rlimit limit{};
     if (most == 0 && ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
         limit.rlim_cur != RLIM_INFINITY) {

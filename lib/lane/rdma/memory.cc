@@ -19,8 +19,6 @@ void Call(const std::atomic<void (*)()>& hook) {
 
 }  // namespace
 
-void Memory::SetLimit(std::uint64_t bytes) { PinCount::SetLimit(bytes); }
-
 void Memory::NoteLane(std::size_t bytes) {
   std::size_t most = of_lane.load(std::memory_order_relaxed);
   while (bytes > most && !of_lane.compare_exchange_weak(
@@ -29,12 +27,6 @@ void Memory::NoteLane(std::size_t bytes) {
 }
 
 std::size_t Memory::OfLane() { return of_lane.load(std::memory_order_relaxed); }
-
-std::uint64_t Memory::Total() { return PinCount::Total(); }
-
-std::uint64_t Memory::Peak() { return PinCount::Peak(); }
-
-void Memory::ForkChild() { PinCount::ForkChild(); }
 
 void Memory::SetHooks(void (*grown)(), void (*refused)()) {
   on_grown.store(grown, std::memory_order_release);
@@ -48,7 +40,7 @@ void Memory::Count(std::int64_t bytes) {
 }
 
 bool Memory::MayGrow(std::size_t bytes) const {
-  if (bytes <= kSmall || Total() + bytes <= budget_) return true;
+  if (bytes <= kSmall || PinCount::Total() + bytes <= budget_) return true;
   Call(on_refused);
   return false;
 }

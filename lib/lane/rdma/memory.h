@@ -68,17 +68,10 @@ class Memory {
     return pinned_.load(std::memory_order_relaxed);
   }
 
-  // The limit of all that the process pins; 0: none but the kernel's.
-  static void SetLimit(std::uint64_t bytes);
   // What a lane pins besides its rings, on the device in use where this is
   // most.
   static void NoteLane(std::size_t bytes);
   static std::size_t OfLane();
-  // What all domains have pinned, now and at most, with PinCounts.
-  static std::uint64_t Total();
-  static std::uint64_t Peak();
-  // In the child of fork, which has pinned nothing yet.
-  static void ForkChild();
   // `grown` is called when a block larger than an idle lane's is handed out,
   // `refused` when MayGrow says no. Any thread calls them, with latches held.
   static void SetHooks(void (*grown)(), void (*refused)());

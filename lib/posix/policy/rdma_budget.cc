@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "lib/base/config.h"
+#include "lib/base/pin_count.h"
 #include "lib/lane/rdma/memory.h"
 
 namespace rcsock::posix {
@@ -80,7 +81,7 @@ bool RdmaBudget::Room() {
   const std::uint64_t each = IdlePinned() + lane::rdma::Memory::OfLane();
   return used < config.max_qps &&
          (config.max_pinned == 0 ||
-          lane::rdma::Memory::Total() + each * (under_way + 1) <=
+          base::PinCount::Total() + each * (under_way + 1) <=
               config.max_pinned);
 }
 

@@ -10,10 +10,10 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
+#include "lib/base/pin_count.h"
 #include "lib/base/spin_budget.h"
 #include "lib/base/unique_fd.h"
 #include "lib/gpu/memory.h"
-#include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/target.h"
 #include "lib/posix/fd/file.h"
@@ -53,8 +53,8 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->gpu_slot_bytes = gpu::counts.slots.load(std::memory_order_relaxed);
   head->gpu_ring_bytes = gpu::counts.rings.load(std::memory_order_relaxed);
   head->gpu_device_bytes = gpu::counts.devices.load(std::memory_order_relaxed);
-  head->pinned_bytes = lane::rdma::Memory::Total();
-  head->pinned_peak = lane::rdma::Memory::Peak();
+  head->pinned_bytes = base::PinCount::Total();
+  head->pinned_peak = base::PinCount::Peak();
   const base::Config& config = base::GetConfig();
   head->max_qps = config.max_qps;
   head->max_pinned = config.max_pinned;

@@ -17,9 +17,9 @@
 #include "lib/base/log.h"
 #include "lib/base/own_file.h"
 #include "lib/base/path.h"
+#include "lib/base/pin_count.h"
 #include "lib/base/spin_budget.h"
 #include "lib/gpu/memory.h"
-#include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/target.h"
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/sock.h"
@@ -112,8 +112,8 @@ std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
          Get(gpu::counts.slots), Get(gpu::counts.rings),
          Get(gpu::counts.devices), Get(base::spun_ns) / 1'000,
          Get(base::spun_well_ns) / 1'000,
-         static_cast<unsigned long long>(lane::rdma::Memory::Total()),
-         static_cast<unsigned long long>(lane::rdma::Memory::Peak()));
+         static_cast<unsigned long long>(base::PinCount::Total()),
+         static_cast<unsigned long long>(base::PinCount::Peak()));
   bool first = true;
   for (int r = 0; r < static_cast<int>(base::Reason::kCount); ++r) {
     const unsigned long long count = Get(from.reasons[r]);
