@@ -48,8 +48,7 @@ void Holders::TakeBack(std::uint32_t life) {
 }
 
 void Holders::TellMoved() {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   Holding* const all = Find();
   if (all == nullptr) return;
   const std::uint64_t tx = sock_->calls().tx();
@@ -61,8 +60,7 @@ void Holders::TellMoved() {
 }
 
 void Holders::HearMoved() {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   const Holding* const all = Find();
   if (all == nullptr) return;
   TellMoved();
@@ -121,8 +119,7 @@ void Holders::TellGivenAway(Holding* all) const {
 }
 
 void Holders::Leave() {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   Holding* const all = Find();
   if (all == nullptr) return;
   // Then the stream's counts are for the statistics only.
@@ -145,23 +142,20 @@ void Holders::LetGo() {
 }
 
 void Holders::Join(int number, std::uint64_t tx, std::uint64_t rx) {
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   number_.store(number);
   told_tx_ = tx;
   told_rx_ = rx;
 }
 
 void Holders::TakeOver(std::uint64_t tx, std::uint64_t rx) {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   told_tx_ = tx;
   told_rx_ = rx;
 }
 
 void Holders::Reset() {
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   number_.store(-1, std::memory_order_relaxed);
   fork_.store(0, std::memory_order_relaxed);
   given_away_.store(0, std::memory_order_relaxed);
@@ -169,8 +163,7 @@ void Holders::Reset() {
 }
 
 void Holders::OnForkChild() {
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   told_tx_ = sock_->calls().tx();
   told_rx_ = sock_->calls().rx();
 }

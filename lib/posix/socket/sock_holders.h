@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "lib/base/latch.h"
+#include "lib/base/latch_pair.h"
 #include "lib/posix/sharing/holders.h"
 
 namespace rcsock::posix {
@@ -19,9 +19,9 @@ class Sock;
 // stream, unless a method says otherwise.
 class Holders {
  public:
-  // `tx` and `rx`: the stream's latches.
-  Holders(Sock* sock, const base::Latch& tx, const base::Latch& rx)
-      : sock_(sock), tx_(tx), rx_(rx) {}
+  // `latches`: the stream's.
+  Holders(Sock* sock, const base::LatchPair& latches)
+      : sock_(sock), latches_(latches) {}
 
   // Returns the number of the Holding; -1: no other process has ever held the
   // connection.  The caller may hold any latch.
@@ -97,14 +97,13 @@ class Holders {
 
  private:
   Sock* const sock_;
-  const base::Latch& tx_;
-  const base::Latch& rx_;
+  const base::LatchPair latches_;
   std::atomic<int> number_{-1};
   std::atomic<std::uint32_t> fork_{0};        // the last fork counted there
   std::atomic<std::uint32_t> given_away_{0};  // how often
   // How much of what this process has moved is told there.
-  std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
-  std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
+  std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
 };
 
 }  // namespace rcsock::posix

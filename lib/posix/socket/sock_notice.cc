@@ -17,31 +17,29 @@ std::shared_ptr<lane::shm::Link> LaneNotice::Join(
 }
 
 std::shared_ptr<lane::shm::Link> LaneNotice::TakeLink() {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   lane_ = nullptr;
-  shm_ = nullptr;
   return std::move(link_);
 }
 
 void LaneNotice::Begin(lane::Lane* lane) {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   lane_ = lane;
-  shm_ = lane->kind() == lane::Kind::kShm
-             ? static_cast<lane::shm::ShmLane*>(lane)
-             : nullptr;
   source_.store(lane->source(), std::memory_order_release);
 }
 
 void LaneNotice::End() {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   WantSource(false);
   source_.store(nullptr, std::memory_order_release);
   bits_.store(0);
   lane_ = nullptr;
-  shm_ = nullptr;
+}
+
+lane::shm::ShmLane* LaneNotice::Shm() const {
+  return lane_ != nullptr && lane_->kind() == lane::Kind::kShm
+             ? static_cast<lane::shm::ShmLane*>(lane_)
+             : nullptr;
 }
 
 void LaneNotice::WantSource(bool wanted) {
@@ -54,8 +52,7 @@ void LaneNotice::WantSource(bool wanted) {
 }
 
 void LaneNotice::Tell(std::uint32_t bits, int bell) {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   bell_.store(bell, std::memory_order_relaxed);
   // A thread that sees the wish and sleeps on the stream's bell sees which
   // bell.
@@ -66,11 +63,11 @@ void LaneNotice::Tell(std::uint32_t bits, int bell) {
 }
 
 void LaneNotice::Wish(std::uint32_t bits) {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
-  if (shm_ == nullptr) return;
+  latches_.AssertHeld();
+  lane::shm::ShmLane* const shm = Shm();
+  if (shm == nullptr) return;
   bits_.store(bits, std::memory_order_relaxed);
-  shm_->Wish(bits, bell());
+  shm->Wish(bits, bell());
 }
 
 void LaneNotice::EnterPoll(int bell) {
@@ -78,13 +75,12 @@ void LaneNotice::EnterPoll(int bell) {
   // A thread that takes the wish back looks at polls_ after that.
   if (bits_.load(std::memory_order_seq_cst) != 0) return;
   Latched latched(sock_);
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   if (lane_ == nullptr || !sock_->OnLane() || bits() != 0) return;
   // The lane has rung no bell until now, so no thread sleeps on another bell.
   // A thread that drains a source rings for all its lanes.
   Tell(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
-       shm_ != nullptr ? bell : kPollBell);
+       Shm() != nullptr ? bell : kPollBell);
 }
 
 void LaneNotice::KickPollers() {
@@ -95,25 +91,21 @@ void LaneNotice::KickPollers() {
 }
 
 void LaneNotice::Reset() {
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   link_.reset();
   index_ = -1;
   bits_.store(0, std::memory_order_relaxed);
   bell_.store(0, std::memory_order_relaxed);
   source_.store(nullptr, std::memory_order_relaxed);
   lane_ = nullptr;
-  shm_ = nullptr;
   source_wanted_ = false;
 }
 
 void LaneNotice::OnForkChild() {
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   polls_.store(0, std::memory_order_relaxed);
   source_.store(nullptr);
   lane_ = nullptr;
-  shm_ = nullptr;
   source_wanted_ = false;
 }
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "lib/base/latch.h"
+#include "lib/base/latch_pair.h"
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/link.h"
 
@@ -26,9 +26,9 @@ class Sock;
 // stream, unless a method says otherwise.
 class LaneNotice {
  public:
-  // `tx` and `rx`: the stream's latches.
-  LaneNotice(Sock* sock, const base::Latch& tx, const base::Latch& rx)
-      : sock_(sock), tx_(tx), rx_(rx) {}
+  // `latches`: the stream's.
+  LaneNotice(Sock* sock, const base::LatchPair& latches)
+      : sock_(sock), latches_(latches) {}
 
   // --- The caller may hold any latch.  Without one the lane may change at any
   // moment
@@ -90,9 +90,11 @@ class LaneNotice {
   void OnForkChild();
 
  private:
+  // Returns the lane if it is in shared memory, or null.
+  lane::shm::ShmLane* Shm() const RC_REQUIRES(latches_.tx, latches_.rx);
   // The thread that waits for a source's lanes drains the source.  For lanes
   // that ring the conductor's bell, the conductor does.
-  void WantSource(bool wanted) RC_REQUIRES(tx_, rx_);
+  void WantSource(bool wanted) RC_REQUIRES(latches_.tx, latches_.rx);
 
   // Those that a look touches come first, and lie in one cache line.
   std::atomic<std::uint32_t> bits_{0};
@@ -103,13 +105,10 @@ class LaneNotice {
   std::shared_ptr<lane::shm::Link> link_;
   int index_ = -1;
   Sock* const sock_;
-  const base::Latch& tx_;
-  const base::Latch& rx_;
-  lane::Lane* lane_ RC_GUARDED_BY_BOTH(tx_, rx_) = nullptr;
-  // The same lane, if it is one in shared memory.
-  lane::shm::ShmLane* shm_ RC_GUARDED_BY_BOTH(tx_, rx_) = nullptr;
+  const base::LatchPair latches_;
+  lane::Lane* lane_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = nullptr;
   // The conductor counts this stream as one that wants source_ drained.
-  bool source_wanted_ RC_GUARDED_BY_BOTH(tx_, rx_) = false;
+  bool source_wanted_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = false;
 };
 
 }  // namespace rcsock::posix

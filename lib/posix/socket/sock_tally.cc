@@ -25,16 +25,14 @@ StreamFacts Tally::Describe() const {
 
 void Tally::Fold(Stats* to) const {
   Latched latched(sock_);
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   if (accounted_ || sock_->listening.load(std::memory_order_relaxed)) return;
   Add(sock_->FactsLatched(), to);
 }
 
 void Tally::Account() {
   Latched latched(sock_);
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   if (accounted_) return;
   accounted_ = true;
   StreamFacts facts = sock_->FactsLatched();
@@ -51,8 +49,7 @@ void Tally::Account() {
 }
 
 void Tally::Learn(const StreamFacts& facts) const {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   // What other holders do with the connection is not seen here.
   if (!facts.connected || !sock_->holders().Sole()) return;
   const auto [tx, rx, lane_tx, lane_rx] = TrafficOf(facts);
@@ -64,8 +61,7 @@ void Tally::Learn(const StreamFacts& facts) const {
 }
 
 Tally::Traffic Tally::TrafficOf(const StreamFacts& facts) const {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   const std::uint64_t tx = facts.tx_bytes - std::min(begun_tx_, facts.tx_bytes);
   const std::uint64_t rx = facts.rx_bytes - std::min(begun_rx_, facts.rx_bytes);
   return {tx, rx, std::min(facts.lane_tx_bytes, tx),
@@ -73,8 +69,7 @@ Tally::Traffic Tally::TrafficOf(const StreamFacts& facts) const {
 }
 
 void Tally::Add(const StreamFacts& facts, Stats* to) const {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   const auto [tx, rx, lane_tx, lane_rx] = TrafficOf(facts);
   if (inherited_ && tx == 0 && rx == 0) return;
   LaneCounts& counts = facts.kind == lane::Kind::kRdma ? to->rdma : to->shm;
@@ -115,8 +110,7 @@ bool Tally::Describe(SnapshotStream* to) const {
   to->acceptor = seeker->role() == stream::Role::kAcceptor ? 1 : 0;
 
   Latched latched(sock_);
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   const StreamFacts facts = sock_->FactsLatched();
   to->reason = static_cast<std::uint8_t>(facts.reason);
   to->promotions = promotions_;
@@ -154,28 +148,24 @@ bool Tally::Describe(SnapshotStream* to) const {
 }
 
 void Tally::Promoted() {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   if (promoted_) return;
   promoted_ = true;
   stats.promoted.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Tally::promoted() const {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   return promoted_;
 }
 
 void Tally::CameOnLane() {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   ++promotions_;
 }
 
 void Tally::LeftLane(bool failover) {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   ++(failover ? failed_over_ : left_);
   (failover ? stats.failovers : stats.demotions)
       .fetch_add(1, std::memory_order_relaxed);
@@ -183,31 +173,27 @@ void Tally::LeftLane(bool failover) {
 
 // They have counted it.
 void Tally::OthersMoved(std::uint64_t tx, std::uint64_t rx) {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   begun_tx_ += tx;
   begun_rx_ += rx;
 }
 
 void Tally::BeginAt(std::uint64_t tx, std::uint64_t rx) {
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   begun_tx_ = tx;
   begun_rx_ = rx;
 }
 
 void Tally::Reset() {
   BeginAt(0, 0);
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   promotions_ = left_ = failed_over_ = 0;
   promoted_ = accounted_ = inherited_ = false;
 }
 
 void Tally::OnForkChild() {
   BeginAt(sock_->calls().tx(), sock_->calls().rx());
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   promoted_ = false;
   inherited_ = true;
 }

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lib/base/latch.h"
+#include "lib/base/latch_pair.h"
 #include "lib/base/reason.h"
 #include "lib/lane/lane.h"
 
@@ -38,9 +38,9 @@ struct StreamFacts {
 // stream, unless a method says otherwise.
 class Tally {
  public:
-  // `tx` and `rx`: the stream's latches.
-  Tally(Sock* sock, const base::Latch& tx, const base::Latch& rx)
-      : sock_(sock), tx_(tx), rx_(rx) {}
+  // `latches`: the stream's.
+  Tally(Sock* sock, const base::LatchPair& latches)
+      : sock_(sock), latches_(latches) {}
 
   // Returns what the stream is, and what its connection has moved.
   StreamFacts Describe() const;
@@ -90,16 +90,15 @@ class Tally {
   void Learn(const StreamFacts& facts) const;
 
   Sock* const sock_;
-  const base::Latch& tx_;
-  const base::Latch& rx_;
+  const base::LatchPair latches_;
   // Offsets at which this process began.
-  std::uint64_t begun_tx_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
-  std::uint64_t begun_rx_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
-  std::uint32_t promotions_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
-  std::uint32_t left_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
-  std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
-  bool promoted_ RC_GUARDED_BY_BOTH(tx_, rx_) = false;
-  bool accounted_ RC_GUARDED_BY_BOTH(tx_, rx_) = false;
+  std::uint64_t begun_tx_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  std::uint64_t begun_rx_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  std::uint32_t promotions_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  std::uint32_t left_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  bool promoted_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = false;
+  bool accounted_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = false;
   bool inherited_ = false;
 };
 

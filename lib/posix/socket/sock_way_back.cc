@@ -23,8 +23,7 @@ std::uint64_t LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
 bool WayBack::AwaitsLane(Reason reason) {
   if (!sock_->lane_state().Agreed() || sock_->SeeksRemote()) return false;
   Latched latched(sock_);
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   if (sock_->mode() != Mode::kEngine || sock_->stream_ == nullptr ||
       sock_->lane() != nullptr || sock_->Closed()) {
     return false;
@@ -118,14 +117,12 @@ void WayBack::AskFromBorrowed() {
 }
 
 Reason WayBack::why() const {
-  tx_.AssertHeld();
-  rx_.AssertHeld();
+  latches_.AssertHeld();
   return why_;
 }
 
 void WayBack::Reset() {
-  tx_.AssertUnshared();
-  rx_.AssertUnshared();
+  latches_.AssertUnshared();
   since_ns_ = 0;
   why_ = Reason::kNone;
 }

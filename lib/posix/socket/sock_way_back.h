@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lib/base/latch.h"
+#include "lib/base/latch_pair.h"
 #include "lib/base/reason.h"
 
 namespace rcsock::posix {
@@ -17,9 +17,9 @@ class Sock;
 // does not answer keeps the stream on its lane.
 class WayBack {
  public:
-  // `tx` and `rx`: the stream's latches.
-  WayBack(Sock* sock, const base::Latch& tx, const base::Latch& rx)
-      : sock_(sock), tx_(tx), rx_(rx) {}
+  // `latches`: the stream's.
+  WayBack(Sock* sock, const base::LatchPair& latches)
+      : sock_(sock), latches_(latches) {}
 
   // Takes the stream off its lane, and pins it, so that no lane comes again:
   // before fdopen, for instance.  Waits until the kernel has the stream, but
@@ -60,11 +60,11 @@ class WayBack {
   bool StuckOnStash() const;
 
   Sock* const sock_;
-  const base::Latch& tx_;
-  const base::Latch& rx_;
+  const base::LatchPair latches_;
   // Since when AwaitsLane has the stream leave, and why.
-  std::uint64_t since_ns_ RC_GUARDED_BY_BOTH(tx_, rx_) = 0;
-  base::Reason why_ RC_GUARDED_BY_BOTH(tx_, rx_) = base::Reason::kNone;
+  std::uint64_t since_ns_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  base::Reason why_ RC_GUARDED_BY_BOTH(latches_.tx,
+                                       latches_.rx) = base::Reason::kNone;
 };
 
 // Returns the time until which peers may answer a Pin that begins now.
