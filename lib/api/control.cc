@@ -13,6 +13,7 @@
 
 #include "lib/api/device_data.h"
 #include "lib/base/clock.h"
+#include "lib/base/fail.h"
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
 #include "lib/include/rcsock/rcsock.h"
@@ -30,6 +31,7 @@
 namespace posix = rcsock::posix;
 using posix::Sock;
 using posix::StreamFacts;
+using rcsock::base::Fail;
 using rcsock::lane::rdma::UserMemory;
 
 namespace {
@@ -44,11 +46,6 @@ Sock* Find(int fd) {
     errno = EOPNOTSUPP;
   }
   return nullptr;
-}
-
-int Fail(int error) {
-  errno = error;
-  return -1;
 }
 
 std::int32_t LaneOf(const StreamFacts& info) {

@@ -6,12 +6,14 @@
 #include <array>
 #include <cerrno>
 
+#include "lib/base/fail.h"
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/socket/sock_place.h"
 
 namespace rcsock::api {
 namespace {
 
+using base::Fail;
 using gpu::Pipe;
 
 // A ring takes what a device copies from here on. For fewer bytes a slot does
@@ -24,11 +26,6 @@ constexpr std::size_t kWaiting = 16 * 1024;
 constexpr std::size_t kMostAtOnce = 64 * 1024 * 1024;
 // The first copy is short, so that the peer has something to do early.
 constexpr std::size_t kFirst = 64 * 1024;
-
-ssize_t Fail(int error) {
-  errno = error;
-  return -1;
-}
 
 // Copies out of the device's memory that have begun ahead of the sends.
 class ReadAhead {

@@ -12,6 +12,7 @@
 
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
+#include "lib/base/fail.h"
 #include "lib/base/guard.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
@@ -91,7 +92,7 @@ class Polling {
 
   int Run() {
     kernel_look_ = tls_look.told ? 0 : tls_look.at;
-    if (!Split()) return Faulted();
+    if (!Split()) return base::Fail(EFAULT);
     NewSpin();
     if (mine_ == 1 && members_[0].file->kind == FileKind::kSock) {
       static_cast<Sock*>(members_[0].file)->CountForPoll();
@@ -108,11 +109,11 @@ class Polling {
       bool again = false;
       const int found = LookStreams(&again);
       if (faulted_) [[unlikely]]
-        return End(Faulted());
+        return End(base::Fail(EFAULT));
       if (!again || (found > 0 && !unread)) {
         return unread ? TellUnread() : LookKernelToo(found);
       }
-      if (!Split()) return End(Faulted());
+      if (!Split()) return End(base::Fail(EFAULT));
       kernel_look_ = 0;
     }
   }
@@ -131,7 +132,7 @@ class Polling {
     // things.
     in_vain_ = sources_.empty();
     if (!in_vain_) NewSpin();
-    return !Split() && End(Faulted());
+    return !Split() && End(base::Fail(EFAULT));
   }
   bool Fail(int error) {
     errno = error;
@@ -151,11 +152,6 @@ class Polling {
     } else {
       spin_.Restart();
     }
-  }
-
-  static int Faulted() {
-    errno = EFAULT;
-    return -1;
   }
 
   // Takes streams of the engine, and epoll sets that have some, out of the
@@ -366,14 +362,14 @@ class Polling {
 
   // Returns what the call does, with errno.
   int Merge() {
-    if (faulted_) return Faulted();
+    if (faulted_) return base::Fail(EFAULT);
     int ready = 0;
     for (nfds_t i = 0; i < count_; ++i) {
       short told = 0;
-      if (!base::TryLoad(&fds_[i].revents, &told)) return Faulted();
+      if (!base::TryLoad(&fds_[i].revents, &told)) return base::Fail(EFAULT);
       if (kernel_[i].fd >= 0)
         told = static_cast<short>(told | kernel_[i].revents);
-      if (!base::TryStore(&fds_[i].revents, told)) return Faulted();
+      if (!base::TryStore(&fds_[i].revents, told)) return base::Fail(EFAULT);
       if (told != 0) ++ready;
     }
     return ready;

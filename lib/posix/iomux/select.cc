@@ -11,6 +11,7 @@
 #include <new>
 
 #include "lib/base/clock.h"
+#include "lib/base/fail.h"
 #include "lib/base/guard.h"
 #include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
@@ -141,11 +142,6 @@ bool Selected::TellSet(fd_set* set, int asked, int told, int* bits) const {
   return true;
 }
 
-int Failed(int error) {
-  errno = error;
-  return -1;
-}
-
 }  // namespace
 
 int SelectTable(int count) {
@@ -183,11 +179,11 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
   if (count <= 0) return kNotMine;
   Selected selected(SelectInput{count, in, out, except});
   if (!selected.NeedEngine(may)) return kNotMine;
-  if (!selected.Fill()) return Failed(ENOMEM);
+  if (!selected.Fill()) return base::Fail(ENOMEM);
   if (selected.Poll(timeout_ns, mask, left_ns) < 0) return -1;
-  if (selected.AnyInvalid()) return Failed(EBADF);
+  if (selected.AnyInvalid()) return base::Fail(EBADF);
   const int bits = selected.Tell(in, out, except);
-  return bits < 0 ? Failed(EFAULT) : bits;
+  return bits < 0 ? base::Fail(EFAULT) : bits;
 }
 
 }  // namespace rcsock::posix

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 
+#include "lib/base/fail.h"
 #include "lib/base/guard.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/iomux/interests.h"
@@ -35,11 +36,6 @@ bool Get(const pollfd* from, pollfd* one) {
   return base::TryGet(one, from, sizeof *one);
 }
 
-int Faulted() {
-  errno = EFAULT;
-  return -1;
-}
-
 }  // namespace
 
 // What the program has named may not be there.  The kernel's call says so.
@@ -59,7 +55,7 @@ int AddUnread(pollfd* fds, nfds_t count, int found) {
   if (found < 0) return found;
   for (nfds_t i = 0; i < count; ++i) {
     pollfd one{};
-    if (!Get(fds + i, &one)) return Faulted();
+    if (!Get(fds + i, &one)) return base::Fail(EFAULT);
     int more = 0;
     if ((one.events & kReadable) != 0 && HasUnread(one.fd)) {
       more = one.events & kReadable;
@@ -68,7 +64,7 @@ int AddUnread(pollfd* fds, nfds_t count, int found) {
     if (more == 0) continue;
     if (one.revents == 0) ++found;
     const auto told = static_cast<short>(one.revents | more);
-    if (!base::TryStore(&fds[i].revents, told)) return Faulted();
+    if (!base::TryStore(&fds[i].revents, told)) return base::Fail(EFAULT);
   }
   return found;
 }
@@ -96,8 +92,8 @@ int SelectUnread::Add(fd_set* in, fd_set* out, int found) const {
     return base::TryStore(at, word | Bit(fd));
   };
   for (int i = 0; i < found_; ++i) {
-    if (fds_[i].reads && !add(in, fds_[i].fd)) return Faulted();
-    if (fds_[i].writes && !add(out, fds_[i].fd)) return Faulted();
+    if (fds_[i].reads && !add(in, fds_[i].fd)) return base::Fail(EFAULT);
+    if (fds_[i].writes && !add(out, fds_[i].fd)) return base::Fail(EFAULT);
   }
   return found;
 }
