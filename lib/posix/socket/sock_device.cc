@@ -57,7 +57,7 @@ class Placement::RingCopies {
     kept_ = sock_->Share();
     return true;
   }
-  // Whether the stream is still on that lane.  Requires the latch.
+  // Returns whether the stream is still on that lane.  Requires the latch.
   bool On(bool tx) const {
     const auto& quick = sock_->quick_;
     return sock_->lane_.get() == lane_ &&
@@ -120,6 +120,22 @@ class Placement::RingCopies {
     }
     return !failed_ ? sizes_[static_cast<std::size_t>(first)] : 0;
   }
+  // Copies until `length` bytes are done, or no more can be.  `begin` begins
+  // one copy, and returns false if there is none to begin now.  `end` takes the
+  // bytes of a copy that has ended.  `patient` returns whether to wait for the
+  // peer if nothing is under way.
+  template <class Begin, class End, class Patient>
+  void Copy(std::size_t length, Begin&& begin, End&& end, Patient&& patient) {
+    while (!hung_) {
+      while (MayBegin() && begun_ < length && begin()) {
+      }
+      if (UnderWay()) {
+        end(Ended());
+      } else if (ends_ || error_ != 0 || done_ == length || !Waits(patient())) {
+        break;
+      }
+    }
+  }
   // Nothing is under way, and the peer has to do something first.
   bool Waits(bool patient) {
     const std::uint64_t now = base::NowNs();
@@ -158,14 +174,10 @@ class Placement::Fill : RingCopies {
       fills_ = lane_->BeginFill();
     }
     const bool can = fills_ && lane_->NeedPages(true, memory);
-    while (can && !hung_) {
-      while (MayBegin() && begun_ < length && Begin(from, length)) {
-      }
-      if (UnderWay()) {
-        Post(Ended());
-      } else if (ends_ || error_ != 0 || done_ == length || !Waits(patient)) {
-        break;
-      }
+    if (can) {
+      Copy(
+          length, [&] { return Begin(from, length); },
+          [&](std::size_t bytes) { Post(bytes); }, [&] { return patient; });
     }
     if (hung_) {
       LoseRing();
@@ -230,15 +242,11 @@ class Placement::Drain : RingCopies {
       start_ = sock_->stream_->rx_off();
     }
     const bool can = drains && lane_->NeedPages(false, memory);
-    while (can && !hung_) {
-      while (MayBegin() && begun_ < length && Begin(to, length)) {
-      }
-      if (UnderWay()) {
-        Take(Ended());
-      } else if (ends_ || error_ != 0 || done_ == length ||
-                 !Waits(patient && done_ != 0)) {
-        break;
-      }
+    if (can) {
+      Copy(
+          length, [&] { return Begin(to, length); },
+          [&](std::size_t bytes) { Take(bytes); },
+          [&] { return patient && done_ != 0; });
     }
     if (hung_) {
       LoseRing();
