@@ -29,8 +29,8 @@ class HostPages {
   // may wait for all that the GPU does, so this needs a thread for which
   // nothing waits.
   virtual void End() = 0;
-  // Whether the memory is pinned, and for copies of that context
-  // (Memory::context). The context's end ends it.
+  // Returns true if the memory is pinned for copies of that context
+  // (Memory::context). The end of the context unpins it.
   virtual bool pinned(const void* context) const = 0;
 };
 

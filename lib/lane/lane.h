@@ -196,9 +196,9 @@ class Lane {
   virtual void TellLeft(Left) {}
   virtual Left PeerLeft() const { return Left::kAll; }
 
-  // Whether a driver has pinned memory of the lane. Then EndPages comes before
-  // the destructor, with no copy under way, in a thread for which nothing
-  // waits.
+  // Returns true if a driver has pinned memory of the lane. Then the caller
+  // calls EndPages before the destructor, with no copy under way, in a thread
+  // for which nothing waits.
   virtual bool HasPages() const { return false; }
   virtual void EndPages() {}
 

@@ -36,7 +36,7 @@ void ForkChild();
 // Counts the calls of ForkChild. A thread that comes back from a handler that
 // forked finds it changed.
 inline constinit std::atomic<unsigned> forks{0};
-// Whether a child of fork has its own copy of registered memory. Elsewhere
+// True if a child of fork has its own copy of registered memory. If not,
 // libibverbs hides that memory's pages from the child (ibv_fork_init).
 inline constinit std::atomic<bool> free_of_forks{false};
 

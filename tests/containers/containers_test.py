@@ -388,7 +388,7 @@ def silent_file_system(world, net):
         except subprocess.TimeoutExpired:
             raise AssertionError("a call waits for the file system") from None
     finally:
-        # This ends whoever waits for an answer.
+        # This ends the calls that wait for an answer.
         os.close(device)
         libc.umount2(bytes(folder), 2)
 

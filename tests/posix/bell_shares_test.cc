@@ -51,7 +51,8 @@ TEST_F(BellSharesTest, TheCpuOfWhoTakesOneIsKnown) {
       GiveQueueOfThread();
       const int of_thread = TakeBell(true);
       EXPECT_EQ(lane::BellCpu(of_thread), cpu);
-      // The conductor may take a set's: its CPU is that of who uses the stream.
+      // The conductor may take a set's bell, so the bell gets the CPU of the
+      // thread that uses the stream.
       const int of_set = TakeBell(false);
       EXPECT_EQ(lane::BellCpu(of_set), -1);
       lane::ShareBellCpu(of_set, of_thread);

@@ -14,9 +14,9 @@ namespace rcsock::lane::rdma {
 // memory. So this looks how much is locked.
 base::Reason ReasonOf(const verbs::Error& error);
 
-// Whether a process that has so much pinned may have been refused more, at
-// RLIMIT_MEMLOCK `limit`. `status` is what /proc/self/status says. If that
-// tells nothing, it may.
+// Returns true if the kernel may have refused to pin more, at RLIMIT_MEMLOCK
+// `limit`. `status` is what /proc/self/status says. If it does not say how much
+// is pinned, the kernel may have refused.
 bool MayBeMemlock(const char* status, std::size_t limit);
 
 }  // namespace rcsock::lane::rdma

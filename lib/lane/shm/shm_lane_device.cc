@@ -16,7 +16,7 @@ bool ShmLane::NeedPages(bool tx, gpu::Memory* memory) {
   if (of.pages != nullptr && of.pages->pinned(context)) return true;
   if (of.refused == context) return false;
   std::byte* const at = tx ? tx_bytes_ : const_cast<std::byte*>(rx_bytes_);
-  // Those of another context are undone first: no driver pins pages twice.
+  // No driver pins pages twice, so those of another context are unpinned first.
   if (of.pages != nullptr) of.pages->End();
   of.pages = memory->Pin(at, tx_.ring_bytes());
   if (of.pages != nullptr) return true;

@@ -98,9 +98,9 @@ bool GoesByParts(Sock* sock, std::size_t length, int flags) {
          !sock->nonblock.load(std::memory_order_relaxed);
 }
 
-// Whether a vector does.  One of more pieces stays in one call: each part has a
-// few of them.  So does one with a piece that the kernel refuses before it
-// takes a byte.
+// Returns whether a vector goes by parts.  A vector of more pieces stays in one
+// call, since each part has a few of them.  So does a vector with a piece that
+// the kernel refuses before it takes a byte.
 bool GoesByParts(Sock* sock, const iovec* iov, int count, std::size_t total,
                  int flags) {
   constexpr int kMostPieces = 64;

@@ -53,8 +53,8 @@ class Sleepers {
       base::FutexWake(&words_[tx], 1 << 30, false);
     }
   }
-  // The lane is parked: who sleeps there sleeps on the parked lane from now on.
-  // The stream's latches.
+  // Parks the lane: a thread that sleeps there sleeps on the parked lane from
+  // now on.  `tx` and `rx`: the stream's latches.
   void Park(const base::Latch& tx, const base::Latch& rx) RC_REQUIRES(tx, rx) {
     lane_.Write(tx, rx) ^= 1;
   }

@@ -8,10 +8,10 @@
 
 namespace rcsock::posix {
 
-// Whether the receiver of a stream on a lane has stopped reading.  Such a
-// receiver would hold its sender although the kernel's larger buffers still had
-// room.  A program that talks to itself does so, for instance.  Then the stream
-// goes back to TCP.
+// Finds out whether the receiver of a stream on a lane has stopped reading.
+// Such a receiver would hold its sender although the kernel's larger buffers
+// still had room.  A program that talks to itself does so, for instance.  Then
+// the stream goes back to TCP.
 //
 // A part of its Sock.  Requires the stream's tx_latch, but for Reset and
 // OnForkChild.

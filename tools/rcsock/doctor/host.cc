@@ -153,8 +153,8 @@ void ExamineMeeting(Findings* findings) {
   const int error = rendezvous::meet_directory::TryOut();
   if (error == 0) {
     findings->Good(about,
-                   fmt::format("{} takes sockets; whoever shares it can meet "
-                               "processes here",
+                   fmt::format("{} takes sockets; containers that share it can "
+                               "meet processes here",
                                Printable(path)));
     return;
   }

@@ -224,7 +224,7 @@ void AddDevices(const Picture& picture, Page* to) {
       for (const auto& [loss, count] : port.counts) {
         page.Counter("rcsock_port_events_total",
                      "Losses and marks that the port of an RDMA device in use "
-                     "has counted, whoever uses it",
+                     "has counted, for all users",
                      {{"device", name},
                       {"port", std::to_string(port.port)},
                       {"event", LossKey(loss)}},
