@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 
+#include "lib/base/config.h"
 #include "lib/base/fail.h"
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/socket/sock_place.h"
@@ -22,8 +23,10 @@ constexpr std::size_t kLeastFilled = 16 * 1024;
 // What goes by a slot when the ring is full, and so waits for room.
 constexpr std::size_t kWaiting = 16 * 1024;
 // No handler runs while a ring is filled or drained, and no other thread sends.
-// So no more than this goes at once, however well the peer keeps pace.
+// So no more than this goes at once, however well the peer keeps pace.  Bytes
+// that are passed go faster.
 constexpr std::size_t kMostAtOnce = 64 * 1024 * 1024;
+constexpr std::size_t kMostPassed = 1024 * 1024 * 1024;
 // The first copy is short, so that the peer has something to do early.
 constexpr std::size_t kFirst = 64 * 1024;
 
@@ -80,6 +83,17 @@ void Count(std::atomic<std::uint64_t>* way, ssize_t bytes) {
   way->fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
 }
 
+std::size_t MostAtOnce() {
+  return base::GetConfig().gpu_pass ? kMostPassed : kMostAtOnce;
+}
+
+// Counts the bytes of a copy into a ring or out of it, `n` in all.
+void CountRing(const posix::Placement::DeviceCopy& copy, ssize_t n) {
+  const auto passed = static_cast<ssize_t>(copy.passed);
+  Count(&gpu::counts.passed, passed);
+  Count(&gpu::counts.rings, n - passed);
+}
+
 bool MayWait(const posix::Sock* sock, int flags) {
   return (flags & MSG_DONTWAIT) == 0 &&
          !sock->nonblock.load(std::memory_order_relaxed);
@@ -126,10 +140,11 @@ struct Sending {
     ssize_t n;
     std::size_t most;
     do {
-      most = std::min(kMostAtOnce, length - done);
-      n = sock->placement().FillRing(fd, memory, pipe, from + done, most,
-                                     MayWait(sock, flags), &error);
-      Count(&gpu::counts.rings, n);
+      most = std::min(MostAtOnce(), length - done);
+      posix::Placement::DeviceCopy copy{fd, memory, pipe, MayWait(sock, flags)};
+      n = sock->placement().FillRing(from + done, most, &copy);
+      error = copy.error;
+      CountRing(copy, n);
       if (n > 0) done += static_cast<std::size_t>(n);
     } while (n == static_cast<ssize_t>(most) && done < length && error == 0);
     *slots = n < 0 && error == 0;
@@ -169,13 +184,13 @@ struct Receiving {
       const ssize_t seen =
           posix::hook::recv(fd, &byte, 1, FlagsNow() | MSG_PEEK);
       if (seen <= 0) return seen;
-      int error = 0;
+      posix::Placement::DeviceCopy copy{fd, memory, pipe,
+                                        all && MayWait(sock, flags)};
       const ssize_t n = sock->placement().DrainRing(
-          fd, memory, pipe, to + done, std::min(kMostAtOnce, length - done),
-          all, &error);
-      Count(&gpu::counts.rings, n);
+          to + done, std::min(MostAtOnce(), length - done), &copy);
+      CountRing(copy, n);
       if (n > 0) return n;
-      if (error != 0) return FailOfDevice(error);
+      if (copy.error != 0) return FailOfDevice(copy.error);
       // The rest of this call goes by slots.
       rings = n == 0;
     }

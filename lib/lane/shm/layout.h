@@ -92,7 +92,15 @@ struct alignas(64) ControlLine {
   // When this side sent its first message since the peer armed its bell, by
   // base::Ticks(): Lane::Came.
   std::atomic<std::uint64_t> came;
+  // This side's offer of a device's memory: OfferWord. What it names lies at
+  // the front of this side's ring, which is empty meanwhile. The peer writes
+  // the word, too.
+  std::atomic<std::uint64_t> offer;
+  // 1: a thread of this side looks for the peer's offer. Builds without offers
+  // leave 0 there.
+  std::atomic<std::uint32_t> takes;
 };
+static_assert(sizeof(ControlLine) == 64);
 
 // On lines of their own, since the peer bumps them.
 struct alignas(64) FutexLine {
