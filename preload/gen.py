@@ -57,9 +57,9 @@ RAW = [
     ("io_uring_queue_init_try_nosqarr", "As `io_uring_queue_init`."),
     ("io_uring_queue_exit", "From liburing. rcsock forgets the ring."),
     ("io_uring_setup", "From liburing, and by `syscall`. rcsock maps the "
-     "ring's queue. All streams of the process move to TCP, for good, if the "
-     "kernel polls the queue (SQPOLL), if it is the program's memory "
-     "(NO_MMAP), or if rcsock does not know the ring's flags."),
+     "ring's queue. All streams of the process move to TCP, for good, for a "
+     "queue that the kernel polls (SQPOLL), or that is the program's memory "
+     "(NO_MMAP). So they do if rcsock does not know the ring's flags."),
     ("io_uring_enter", "From liburing, and by `syscall`. As "
      "`io_uring_submit`, for a ring that this process has made by "
      "`io_uring_setup`, by its first number. If it submits for another ring, "
