@@ -62,7 +62,7 @@ void EpollSet::Free() {
   // The wait latch comes first, since another thread's wait may be looking at
   // the lanes of this set's streams.  A thread that takes a lane away waits
   // only for looks of the sets that the stream is in (Interests::Refresh).  And
-  // the wait must not report a registration that is another set's by then.
+  // a wait must not report a registration that has been reused for another set.
   wait_latch_.lock();
   interest_latch.lock();
   // Registrations of streams that are still open.  They are found by the table,
@@ -135,7 +135,8 @@ class EpollSet::CtlCall {
       : set_(set), op_(op), fd_(fd), sock_(sock), event_(event) {}
 
   void Change() RC_REQUIRES(interest_latch);
-  // Behind the change: returns the result, and tells who has to know.
+  // Called after the change.  Wakes the threads that have to look again, and
+  // returns the result.
   int Finish() RC_EXCLUDES(interest_latch, set_->wait_latch_);
 
  private:
@@ -278,7 +279,8 @@ void EpollSet::CtlCall::Modify() {
   if (result_ == 0) Arm();
 }
 
-// A spent ONESHOT that came back from a lane was on neither side since.
+// Puts a registration on a side again.  A spent ONESHOT that came back from a
+// lane has been neither in the kernel's set nor in user space since.
 void EpollSet::CtlCall::MoveToASide() {
   if (!engine_) {
     result_ = real::epoll_ctl(set_->fd_, EPOLL_CTL_ADD, fd_, event_);

@@ -204,8 +204,9 @@ class EpollSet final : public File {
   // set's streams stay on TCP.
   void SetNested();
   // A thread is about to wait for the set by its number, with another epoll set
-  // or with a ring.  `edges`: with EPOLLET.  On true the kernel knows from now
-  // on whether the set is readable.  False: it cannot be told.
+  // or with a ring.  `edges`: with EPOLLET.  If this returns true, the kernel
+  // knows from now on whether the set is readable.  If it returns false, the
+  // kernel cannot know.
   bool SeenFromOutside(bool edges = false)
       RC_EXCLUDES(wait_latch_, interest_latch);
   // The form for poll() and select(), which look themselves at a set with
@@ -230,9 +231,10 @@ class EpollSet final : public File {
     return user_count_.load(std::memory_order_acquire) > 0;
   }
   bool Heats() const { return heats_.load(std::memory_order_relaxed); }
-  // These bracket the move of a ONESHOT registration out of the kernel's set.
-  // ToldByLane checks what a wait brings back that began before the move.  The
-  // caller holds the interest latch from the first call to the second.
+  // BeginOnceMove and EndOnceMove bracket the move of a ONESHOT registration
+  // out of the kernel's set.  ToldByLane checks what a wait that began before
+  // the move brings back.  The caller holds the interest latch from the first
+  // call to the second.
   void BeginOnceMove() RC_REQUIRES(interest_latch) {
     once_moved_.store(moves() + (1u << 30), std::memory_order_seq_cst);
   }
@@ -452,10 +454,10 @@ class EpollSet final : public File {
   std::atomic<bool> dirty_{false};
   // The set has more streams than direct looks can serve.  All use the bitmaps.
   std::atomic<bool> crowded_{false};
-  // In a crowded set, the streams that were direct before use bitmaps by now.
-  // The direct streams are then the hot ones: few, and reported again and
-  // again.  Each wait looks at these, at first although they have their bits.
-  // They do not pay for the thousands of others.  Written with the interest
+  // In a crowded set, the streams that were direct before use bitmaps.  The
+  // direct streams are then the hot ones: few, and reported again and again.
+  // Each wait looks at the hot streams, which keep their bits at first.  So hot
+  // streams do not pay for the thousands of others.  Written with the interest
   // latch.
   std::atomic<bool> heats_{false};
   // How many registrations are the kernel's and have their peer on this host.

@@ -94,13 +94,13 @@ bool EpollSet::SetMarks(const Direct& direct, bool on) {
   return can;
 }
 
-// Streams that are no longer hot make room.  If direct looks find hardly
-// anything, because many streams share the traffic, all are given up for a
-// while.
+// Makes room: streams that are no longer hot leave the direct streams.  If
+// direct looks find hardly anything, because many streams share the traffic,
+// all leave for a while.
 //
 // Streams that stay hot need no bits.  A mark costs the peer a locked operation
-// on a cache line that goes to and fro.  So the peer is told to make none, as
-// with the streams of a small set.
+// on a cache line that moves between the two ends.  So this end asks the peer
+// for no marks, as with the streams of a small set.
 //
 // A stream that is to have bits again is looked at directly until the fence
 // behind the wish.  Then it goes on the list.  A sender that has not seen the

@@ -176,7 +176,7 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
 int EpollSet::KernelWait(epoll_event* out, int capacity,
                          std::int64_t timeout_ns, const sigset_t* mask,
                          bool* bell, int* ahead) {
-  // This is the look that is due.
+  // A wait that may sleep is the look at the kernel that is due.
   if (timeout_ns != 0) {
     base::CheckMaySleep();
     waits_.store(0, std::memory_order_relaxed);
@@ -204,7 +204,7 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
     kept = OfKernel(out, n, before, bell);
   }
   // The mirror belongs to another process that has shared the set since a fork.
-  // It tells this process nothing, and a look does not clear it.
+  // Its state says nothing of this process, and a look here does not clear it.
   if (kept == kOnlyBell && timeout_ns != 0 && out[0].data.ptr == &mirror_ &&
       !mirror_.raised.load(std::memory_order_relaxed)) {
     constexpr timespec kBrief{0, 1'000'000};

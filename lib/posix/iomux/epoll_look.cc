@@ -63,9 +63,9 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   } else if ((events & kInput) == 0) {
     return 0;
   }
-  // If a lane is not in memory, and says that it has something, it may only be
-  // dead.  A registration that is put on the list just now is reported here.
-  // `told` keeps the list from reporting it again.
+  // A lane that is not in memory may say that it has something only because it
+  // is dead.  A registration that is put on the list in this look is reported
+  // here.  `told` keeps the list from reporting it again.
   if (!by_list && !interest->ready.load(std::memory_order_relaxed) &&
       sock->OnLane() &&
       (sock->notice().source() == nullptr ||
@@ -297,7 +297,7 @@ bool EpollSet::AnyDirect() {
     Sock* sock = direct_[d].sock;
     if ((events & EPOLLET) == 0) {
       if ((events & (EPOLLIN | EPOLLRDNORM)) != 0) return true;
-      // It asks for the end only.
+      // The registration asks for the stream's end only.
       if (sock->EndNext()) return true;
       continue;
     }

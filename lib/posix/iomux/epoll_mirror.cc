@@ -459,7 +459,7 @@ bool EpollSet::HasEvents() {
     }
     if (HasEvent(interest)) return true;
   }
-  // This puts the edges of direct streams onto the list.
+  // SomethingReady puts the edges of direct streams onto the list.
   SomethingReady();
   return AnyListed();
 }

@@ -98,8 +98,8 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     tls_spin.Lost(away, after);
     if (away > kSomebodyUs * base::ticks_per_us) {
       filled = LookFor(out, capacity, 0, &now);
-      // This thread waits for the thread that ran here.  Spinning would only
-      // keep it from running.
+      // This thread waits for the thread that ran on this CPU.  Spinning would
+      // only keep that thread from running.
       shares_cpu_.store(filled > 0, std::memory_order_relaxed);
       if (filled > 0) return filled;
       over = away > kBusyUs * base::ticks_per_us;

@@ -154,11 +154,12 @@ int EpollSet::DrainPoller(Fresh* fresh) {
   return all;
 }
 
-// Takes the one report of a ONESHOT registration for this thread.  False:
-// ToldByLane came first, or the registration is another stream's by now, or it
-// has been armed for other events.  Such a new arming is on the list, or the
-// next look finds it.  `data` gets what it was armed with.  If it is armed anew
-// after this, a later report tells.
+// Takes the one report of a ONESHOT registration for this thread.  `data` gets
+// the data that the registration was armed with.  Returns false in three cases:
+// ToldByLane came first, the registration is now another stream's, or it has
+// been armed for other events.  A new arming is on the list, or the next look
+// finds it.  If the registration is armed anew after this call, a later report
+// has the new arming.
 bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
                      std::uint64_t* data) {
   interest_latch.lock();
@@ -171,9 +172,9 @@ bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
   return mine;
 }
 
-// This wait reports the registration.  Many reports in a row make it hot.  Two
-// close reports do not: among thousands of active streams some are always close
-// by chance.
+// Notes that this wait reports the registration.  Many reports in a row make it
+// hot.  Two close reports do not: among thousands of active streams some are
+// always close by chance.
 inline void EpollSet::Report(Interest* interest, Sock* sock) {
   const std::uint32_t ago = wait_number_ - interest->told;
   interest->told = wait_number_;
@@ -279,8 +280,8 @@ namespace {
       interest->spent.load(std::memory_order_relaxed)) {
     return Listed::kNothing;
   }
-  // This wait has reported it already, and reports no descriptor twice.  It
-  // stays listed.
+  // This wait has reported the registration already, and reports no descriptor
+  // twice.  The registration stays listed.
   if (interest->told == wait_number_) return Listed::kKept;
   if ((events & EPOLLET) && !TakeEdge(interest, sock)) return Listed::kNothing;
   // For all that a socket can be, EPOLL* and POLL* have equal values.
@@ -289,8 +290,8 @@ namespace {
       -1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
       &plain);
   const std::uint32_t ready = holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
-  // It has been armed anew meanwhile.  The edge that was taken may belong to
-  // the new arming.
+  // The registration has been armed anew meanwhile.  The edge that was taken
+  // may belong to the new arming.
   if (!interest->Is(events, data)) [[unlikely]] {
     interest->edge.store(true, std::memory_order_relaxed);
     return Listed::kArmedAnew;

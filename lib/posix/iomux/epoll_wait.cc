@@ -230,8 +230,9 @@ class EpollSet::WaitCall {
 // Waits in the kernel's part alone, since no stream is in user space.  Returns
 // whether the call is over.
 bool EpollSet::WaitCall::SleepAsStranger() {
-  // The edge may have meant the first stream, which has not come, or will make
-  // another edge.  It may have meant unread bytes, for which this looks now.
+  // The edge had one of two meanings.  It meant the first stream, which has not
+  // come yet, or will make another edge.  Or it meant unread bytes, which this
+  // thread looks for now.
   leave_->Looked();
   if (AnyUnread()) {
     const int n = EpollFindsUnread(set_, out_, capacity_);
@@ -427,7 +428,7 @@ class EpollSet::WaitCall::Armed {
   bool Look() {
     if (call_->Gone()) return true;
     const bool ready = call_->set_->LookBeforeSleep(naps(), armed_at_);
-    // It has armed anew before this look.
+    // This thread has armed anew before LookBeforeSleep.
     call_->leave_->Looked();
     // A stream that has gone to the kernel since leaves the ready list.  It may
     // have bytes that the kernel does not know of.

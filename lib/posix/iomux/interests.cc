@@ -106,8 +106,8 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
           if (k->set != set || !std::exchange(k->asked, false) || known) {
             continue;
           }
-          // It is unknown whether the kernel has reported this registration.
-          // The kernel knows, and keeps it.
+          // No thread here knows whether the kernel has reported this
+          // registration.  The kernel knows, so it keeps the registration.
           Registry::LeaveUser(k);
           other->interests_stay = base::Reason::kPinnedOption;
         }
@@ -269,8 +269,8 @@ void Interests::ToKernel(Sock* sock) {
     if (result == 0) {
       Registry::SetInKernel(i, true);
       i->edge.store(true, std::memory_order_relaxed);
-      // Since the mode changed, the unread bytes were on neither side.  A
-      // thread that has looked meanwhile looks again.
+      // Since the mode changed, neither the kernel nor rcsock has reported the
+      // unread bytes.  A thread that has looked meanwhile looks again.
       if (sock->mode() == Mode::kUnread) Registry::KickSleepers(set);
     } else if (set->fd() >= 0) {  // it is not about to be closed
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
@@ -489,8 +489,8 @@ int Interests::Bell(Sock* sock, int otherwise) {
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!Registry::EnsurePoller(i->set)) continue;
     bell = i->set->bell();
-    // This is the conductor's thread; `otherwise` is of the thread that uses
-    // the stream.
+    // The conductor's thread runs here.  `otherwise` is the bell of the thread
+    // that uses the stream.
     lane::ShareBellCpu(bell, otherwise);
     break;
   }
@@ -540,7 +540,7 @@ void InterestsForkChild() {
   MirrorsForkChild();
   AwayForkChild();
   ForgetBells();
-  // They were asked to go to TCP before the fork, or are the parent's.
+  // These streams were asked to go to TCP before the fork, or are the parent's.
   moving = nullptr;
   ask_from_ns = 0;
   for (int fd = 0; fd <= top; ++fd) {

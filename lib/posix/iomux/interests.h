@@ -89,7 +89,7 @@ struct alignas(64) Interest {
 // What the streams tell their registrations (registrations.h).
 class Interests final : public Registrations {
  public:
-  // Makes it the one that the streams ask.
+  // Makes this object the one that streams report to.
   static void Install();
 
   bool ToUser(Sock* sock) override;

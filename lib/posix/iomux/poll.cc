@@ -478,7 +478,7 @@ class Polling {
     const int n =
         LookKernel(aside && late ? kAsideNs : part.ns, true, limits_.mask());
     if (n == 0 && aside) aside_ = false;
-    // This look included the kernel's descriptors.
+    // LookKernel has looked at the kernel's descriptors.
     if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
     // Woken before its end: the next sleep may begin with a nap again.
     napped_ = nap && !rang_;
@@ -524,9 +524,9 @@ class Polling {
     }
 
     ~Armed() {
-      // A handler has forked meanwhile, and this is the child.  It has neither
-      // bells nor sources, and its streams were told that no thread sleeps
-      // here.
+      // A handler has forked during the sleep, and this is the child.  The
+      // child has no bells and no sources, and its streams count no thread that
+      // sleeps here.
       if (OwnPid() != process) return;
       const int saved = errno;
       // The bells come first: what the sources drain need not ring for this

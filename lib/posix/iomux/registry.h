@@ -180,7 +180,8 @@ struct Registry {
       }
       set->bell_in_kernel_ = true;
     }
-    // While no stream was on a lane, no thread looked at what the kernel told.
+    // While no stream was on a lane, no thread looked at what the kernel
+    // reported.
     if (!set->HasUser()) set->LocalNews();
     set->moves_.fetch_add(1, std::memory_order_seq_cst);
     interest->in_user.store(true, std::memory_order_relaxed);
@@ -220,7 +221,7 @@ struct Registry {
       set->crowded_.store(false, std::memory_order_relaxed);
       set->heats_.store(false, std::memory_order_relaxed);
       if (set->nested_.load(std::memory_order_relaxed)) DropBell(set);
-      // The mirror has told of something that is gone.
+      // The mirror may be raised for an event of the stream that has left.
       if (set->mirror_.fd.load(std::memory_order_relaxed) >= 0) set->KickBell();
     }
     set->ready_latch_.lock();
