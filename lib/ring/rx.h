@@ -10,9 +10,10 @@
 
 namespace rcsock::ring {
 
-// The receiver's side of a ring. It takes one message at a time, checks it, and
+// The receiver's side of a ring. Takes one message at a time, checks it, and
 // says where its bytes are. No threads: the lane's latch of this direction
-// guards it. It is small enough to copy: peeking runs on a copy.
+// guards the object. The object is small enough to copy: peeking runs on a
+// copy.
 class Rx {
  public:
   explicit Rx(const Geometry& geometry)

@@ -33,7 +33,7 @@ struct CqSet {
   bool armed = false;          // and no completion taken since
   bool solicited = false;      // ... for solicited completions only
   bool fired = false;          // armed, and completions taken since
-  // It has lost an event or completions: takes no new lane.
+  // The set has lost an event or completions, and takes no new lane.
   bool broken = false;
   EventWatch watch;           // not with Limits::lazy_events
   std::uint32_t unacked = 0;  // events not yet acknowledged

@@ -41,7 +41,7 @@ class ShmLane final : public Lane {
   bool PostCtl(const void* message, std::size_t length) override;
   std::size_t Writable() override;
   std::uint64_t Posted() const override { return tx_.posted(); }
-  // Messages since the lane opened.  Any thread may ask: another one may send.
+  // Messages since the lane opened. Any thread may ask: another one may send.
   std::uint64_t Sent() const { return tx_.SentByNow(); }
   void BoundUnread(std::uint64_t bytes) override;
   std::uint64_t Acked() override;
@@ -120,10 +120,10 @@ class ShmLane final : public Lane {
 
   // --- Copies of a device, straight into the ring and out of it ------------
   //
-  // docs/shm-lane.md describes these copies.  The caller pins the lane until
+  // docs/shm-lane.md describes these copies. The caller pins the lane until
   // its copies have ended.
   //
-  // Has the driver pin the ring, once for a lane and context.  Needs no latch.
+  // Has the driver pin the ring, once for a lane and context. Needs no latch.
   // False: the copies go through slots.
   bool NeedPages(bool tx, gpu::Memory* memory);
   // Under the tx latch. From BeginFill, which returns false if another call
@@ -450,9 +450,9 @@ inline void ShmLane::Taken(bool due) {
     return;
   }
   // A waiting sender gets smaller credits, once nothing is left to take:
-  // PublishCredit() decides.  This load may miss a sender that has only just
-  // begun to wait.  After that the sender has read a credit.  If the credit
-  // leaves less than what makes credit due, the sender has room.  If the credit
+  // PublishCredit() decides. This load may miss a sender that has only just
+  // begun to wait. After that the sender has read a credit. If the credit
+  // leaves less than what makes credit due, the sender has room. If the credit
   // is older, the PublishCredit() that the sender missed saw it waiting, and so
   // do the loads since.
   const std::uint32_t sleepers =
@@ -473,7 +473,7 @@ inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
   if (n - 1 >= kInlineMax || n > length) return ReadMore(to, length);
   const Slot& slot = RxSlot(rx_.slot());
   // After a fault nothing has been consumed, and ReadMore meets the fault
-  // again.  The call above passes the arguments in the registers that this call
+  // again. The call above passes the arguments in the registers that this call
   // needs.
   if (!base::TrySmall(to, slot.payload, n)) [[unlikely]]
     return ReadMore(to, length);
