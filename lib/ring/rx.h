@@ -108,7 +108,7 @@ class Rx {
     return true;
   }
 
-  // Drops the rest of the current message without consuming it.  The lane ends.
+  // Drops the rest of the current message without consuming it. The lane ends.
   void Forget() { left_ = 0; }
 
   // Returns true if enough has been consumed since the last credit to tell the

@@ -67,7 +67,7 @@ class Chain {
     Write(static_cast<const std::byte*>(from), length, to, lkey, rkey);
     if (from_device_) KeepOut();
   }
-  // iWARP: adds a READ.  Its answer says that every write before it is in its
+  // iWARP: adds a READ. Its answer says that every write before it is in its
   // place.
   void Fence();
   // The completion of the last write is that of all that has been placed.

@@ -19,7 +19,7 @@ namespace rcsock::lane::rdma {
 std::unique_ptr<QpLane> QpLane::Make(QpLaneParts parts) {
   std::unique_ptr<QpLane> lane(new (std::nothrow) QpLane(std::move(parts)));
   if (lane == nullptr) {
-    // Nothing has been moved.  NOLINTBEGIN(bugprone-use-after-move)
+    // Nothing has been moved. NOLINTBEGIN(bugprone-use-after-move)
     parts.poller->sleepers().Put(parts.words);
     parts.poller->Leave(parts.set, true);
     // NOLINTEND(bugprone-use-after-move)

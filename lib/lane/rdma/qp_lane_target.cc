@@ -263,8 +263,8 @@ void QpLane::CloseTarget(Window* window) {
     return;
   }
   WithdrawTarget();
-  // The device refuses a write to the target that comes after this.  Then the
-  // lane ends, and the peer sends its bytes another way.  No other memory gets
+  // The device refuses a write to the target that comes after this. Then the
+  // lane ends, and the peer sends its bytes another way. No other memory gets
   // this key before the peer can write by it no more.
   late_key_.Keep(window->key(), kNoLimit);
   window->Close();
