@@ -40,9 +40,9 @@ void EpollSet::LeaveDirect() {
   }
 }
 
-// The stream has been reported twice within a short time.  The next report may
-// come by a direct look.  Only level-triggered input in shared memory
-// qualifies.
+// Called when the stream has been reported twice within a short time.  Its next
+// report may come by a direct look.  Only level-triggered input in shared
+// memory qualifies.
 void EpollSet::Heat(Interest* interest, Sock* sock) {
   if (rests_) {
     if (wait_number_ - rest_from_ < kRestWaits) return;
@@ -67,8 +67,8 @@ void EpollSet::Heat(Interest* interest, Sock* sock) {
 }
 
 // Says whether the peer is to mark the stream, beside ringing the bell.  Makes
-// no fence behind the wish.  False: another thread has a latch of the stream,
-// or the stream is on its way elsewhere.
+// no fence behind the wish.  Returns false if another thread has a latch of the
+// stream, or if the stream is leaving its lane.
 bool EpollSet::SetMarks(const Direct& direct, bool on) {
   Sock* const sock = direct.sock;
   const Interest* const interest = direct.interest;

@@ -10,7 +10,7 @@ namespace rcsock::posix {
 // When a poll of this thread last looked at the kernel's descriptors, and
 // whether that found any ready.
 struct KernelLook {
-  // For so long a ready stream may keep a poll from asking the kernel.
+  // How long a ready stream may keep a poll from asking the kernel.
   static constexpr std::uint64_t kLatelyUs = 100;
 
   std::uint64_t at = 0;  // ticks

@@ -21,8 +21,8 @@ namespace rcsock::posix {
 // each millisecond.
 constexpr int kThreadSources = 32;
 
-// Called at start, while few keys are taken.  Of the first keys none needs
-// memory later.
+// Called at start, while few keys are taken: the first keys need no memory
+// later.
 void InitThreadBells();
 
 // Puts these bells into this thread's set.  False: the thread cannot sleep on
