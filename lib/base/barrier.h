@@ -49,11 +49,12 @@ inline void ForgetBarriers() {
   barriers.processes.store(false, std::memory_order_relaxed);
 }
 
-// The longest sleep that begins without the heavy fence. What it misses is
-// found when it ends by itself. It ends after the next tick of a busy
-// processor: a timer that is due before costs another interrupt.
+// The longest sleep that begins without the heavy fence. A message that the
+// sleeper misses is found when the sleep ends by itself. The sleep ends after
+// the next tick of a busy processor: a timer that is due before costs another
+// interrupt.
 constexpr std::int64_t kNapNs = 5'000'000;
-// This many looks before the sleep take longer than a message stays in a store
+// How many looks before the sleep take longer than a message stays in a store
 // buffer.
 constexpr int kNapLooks = 10;
 

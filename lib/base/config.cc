@@ -19,9 +19,9 @@ namespace {
 
 RCSOCK_START_DATA Config config;
 
-// Reads a number of the environment, from `least` to `most`. If it is no such
-// number, returns `fallback` and reports it. strtoull alone would take spaces,
-// signs and numbers that do not fit.
+// Reads a number of the environment, from `least` to `most`. If the text is not
+// such a number, returns `fallback` and reports that. strtoull alone would take
+// spaces, signs and numbers that do not fit.
 [[gnu::cold]] std::uint64_t Number(const char* name, std::uint64_t fallback,
                                    std::uint64_t most,
                                    std::uint64_t least = 0) {

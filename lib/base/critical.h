@@ -15,8 +15,8 @@ struct CriticalHooks {
   // Returns true if the caller runs in a signal handler.
   bool (*in_handler)();
 };
-// Set once. Another thread may be in a Critical by then: an earlier library's
-// constructor may have started it.
+// Set once. Another thread may be in a Critical already: an earlier library's
+// constructor may have started that thread.
 inline constinit std::atomic<const CriticalHooks*> critical_hooks{nullptr};
 
 inline bool InHandler() {

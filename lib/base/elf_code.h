@@ -27,7 +27,7 @@ bool ReadElfCode(CodeBytes* bytes, std::uint64_t at, ElfCode* to);
 class ElfFile : public CodeBytes {
  public:
   ~ElfFile() override;
-  // Returns false if the file cannot be read, or is no such file.
+  // Returns false if the file cannot be read, or is no ELF file.
   bool Open(const char* path);
   bool Read(std::uint64_t address, void* to, std::size_t size) override;
   const ElfCode& code() const { return code_; }

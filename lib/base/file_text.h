@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-// Reads of short files, such as those of /proc and /sys. Nothing here takes
+// Reads of short files of /proc and /sys, for instance. No function here takes
 // memory of the heap, or is a cancellation point.
 namespace rcsock::base {
 

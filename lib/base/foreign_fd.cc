@@ -60,7 +60,7 @@ void* CloseAll(void*) {
   return nullptr;
 }
 
-// Returns false if the kernel has no such option.
+// Returns false if the kernel does not have the option.
 bool PassFiles(int fd, int on) {
   const int saved = errno;
   const bool done = !pretend_not.load(std::memory_order_relaxed) &&

@@ -13,8 +13,8 @@ namespace rcsock::base {
 // holder of a latch. So these close another process's file only when it is
 // known to be harmless.
 
-// Closes the number in a thread that no other waits for. Numbers stay open
-// while such closes wait; the number of waiting threads is bounded.
+// Closes the number in a thread that no other waits for. Until then the number
+// stays open. At most a bounded number of threads wait so.
 void CloseElsewhere(int fd);
 // Returns true if many closes wait for a thread: take no more files from
 // strangers.

@@ -94,7 +94,7 @@ fault:
 [[gnu::always_inline]] inline bool Readable(const void* at, std::size_t n) {
   return ReadableEnds(at, n) && (n <= kGuardPage || ReadablePages(at, n));
 }
-// Returns true if the `n` > 0 bytes can be written. It writes some of them, as
+// Returns true if the `n` > 0 bytes can be written. Writes some of them, as
 // memcpy would.
 [[gnu::always_inline]] inline bool Writable(void* to, const void* from,
                                             std::size_t n) {

@@ -93,8 +93,8 @@ class RC_CAPABILITY("latch") Latch {
       FutexWake(&word_, 1, false);
     }
   }
-  // From the handler before fork to the handler after it. This is no scope, so
-  // the analysis does not see it.
+  // LockForFork belongs to the handler before fork, and UnlockAfterFork to the
+  // handler after it. The two are no scope, so the analysis does not see them.
   void LockForFork() RC_NO_LOCK_CHECK { lock(); }
   void UnlockAfterFork(bool child) RC_NO_LOCK_CHECK {
     child ? Reset() : unlock();

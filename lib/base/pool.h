@@ -45,7 +45,8 @@ class Pool {
   Pool* next_ = nullptr;  // in the list of used pools; pools_latch's
 };
 
-// Around fork. These latches are the last taken, and the first given back.
+// Around fork. The latches of the pools are the last taken, and the first given
+// back.
 void PoolsForkLock();
 void PoolsForkUnlock(bool child);
 

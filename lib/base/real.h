@@ -23,7 +23,7 @@
 #include <cstddef>
 
 // The calls that the preload interposes, as libc has them:
-// rcsock::real::recv(...) never comes back to rcsock. They are looked up at
+// rcsock::real::recv(...) never comes back to rcsock. Each is looked up at its
 // first use, so that a call before any constructor works too.
 namespace rcsock::real {
 

@@ -19,7 +19,8 @@ class SpinAccount {
   // What can be saved up.  A thread begins with it.
   static constexpr std::int32_t kMostNs = 400'000;
   // What a message that came and a message that went save, although the thread
-  // has slept. It is about half of their saving, and the user keeps the rest.
+  // has slept.  The number is about half of their saving, and the user keeps
+  // the rest.
   static constexpr std::int32_t kSleptNs = 1'500;
   // What the two messages save if the thread has not slept: the sleep and the
   // wake-up, too.
@@ -52,7 +53,7 @@ class SpinAccount {
     Add(trying_ ? -kMostNs : -kLooksNs - spent_ns);
     trying_ = false;
   }
-  // One wait has told of so many more events.
+  // One wait has reported `events` more events.
   void Beside(int events) {
     Add(std::int64_t{std::min(events, 1'024)} * kSleptNs);
   }
@@ -70,9 +71,9 @@ class SpinAccount {
                : std::min(most_us,
                           static_cast<std::uint32_t>(credit_ns_) / 1'000);
   }
-  // As AllowedUs, for a thread whose last message had to wake its peer. An
-  // answer takes as long as the wake-up, and no sooner request is to be
-  // expected. But if both ends of a loop sleep, one has to begin.
+  // As AllowedUs, for a thread whose last message had to wake its peer.  An
+  // answer takes as long as the wake-up, so no request is to be expected
+  // sooner.  But if both ends of a loop sleep, one has to begin to spin.
   std::uint32_t AllowedAsleepUs(std::uint32_t most_us) {
     trying_ = credit_ns_ >= kMostNs;
     return trying_ ? most_us : 0;

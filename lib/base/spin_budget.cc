@@ -36,7 +36,7 @@ void SpinBudget::Slept(std::uint64_t ticks, bool came, std::uint32_t most_us) {
   }
   if (held) return;
   if (ticks / ticks_per_us < 10ull * most_us) {
-    // If both ends had spun a little longer, neither would have slept.
+    // If both ends had spun a little longer, both would have stayed awake.
     us = most_us;
   } else if (us > 2) {
     us /= 2;

@@ -62,8 +62,8 @@ constinit int opens_awaited RC_GUARDED_BY(low_latch) = 0;
 
 }  // namespace
 
-// Users of these classes cannot name the latch. They assert it where they need
-// it.
+// Users of LowNumber and LibraryOpens cannot name the latch. They assert it
+// where they need it.
 LowNumber::LowNumber() RC_NO_LOCK_CHECK { low_latch.lock(); }
 LowNumber::~LowNumber() RC_NO_LOCK_CHECK { low_latch.unlock(); }
 

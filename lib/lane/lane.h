@@ -50,7 +50,7 @@ enum Notify : std::uint32_t {
   kNotifyTxSleeper = 16,  // a thread sleeps in SleepTx
 };
 
-// One end of one stream's lane. It has a ring in each direction. The sender
+// One end of one stream's lane. A lane has a ring in each direction. The sender
 // writes the ring, and the receiver gives credit back.
 //
 // Threads: callers of the tx calls hold the stream's tx latch, callers of the
@@ -87,9 +87,9 @@ class Lane {
   // the receiver has consumed, by its credit and never by a completion.
   virtual std::uint64_t Posted() const = 0;
   virtual std::uint64_t Acked() = 0;
-  // Bounds the bytes that are posted and not consumed, but for what is posted
-  // already. The caller holds the tx latch. A lane whose rings are no larger
-  // than TCP's buffers may ignore the bound.
+  // Bounds the bytes that are posted and not consumed. What is posted already
+  // may exceed the bound. The caller holds the tx latch. A lane whose rings are
+  // no larger than TCP's buffers may ignore the bound.
   virtual void BoundUnread(std::uint64_t) {}
   virtual Credits credits() const { return {}; }
   // Copies posted bytes [from, from + length) out of the send ring. Only bytes
@@ -135,8 +135,8 @@ class Lane {
   // Publishes the credit now, however little it is. For bytes that are here and
   // unread, publishes it as soon as they have been read.
   virtual void Credit() = 0;
-  // As Credit, for a peer that has asked: what it is told comes with a
-  // completion, and wakes its threads that wait for credit.
+  // As Credit, for a peer that has asked. The credit comes with a completion,
+  // and wakes the peer's threads that wait for credit.
   virtual void AssureCredit() { Credit(); }
 
   // --- Notification ----------------------------------------------------------
@@ -184,14 +184,14 @@ class Lane {
   virtual bool Thaw() { return false; }
   // How far an end has left a lane whose memory outlives its process. What the
   // end has written lies only there, until TCP has every byte for certain. So
-  // the other end keeps the memory until it is told of this state.
+  // the other end keeps the memory until it learns that state.
   enum class Left : std::uint32_t {
     kNot,
     kTold,  // the end reads no frame any more: no reset of the peer's drops
             // what the end sends
     kAll,   // ... and what was to go back to TCP is there
   };
-  // Without such memory no end waits for the other.
+  // If the memory does not outlive its process, no end waits for the other.
   virtual bool Outlives() const { return false; }
   virtual void TellLeft(Left) {}
   virtual Left PeerLeft() const { return Left::kAll; }
@@ -202,9 +202,9 @@ class Lane {
   virtual bool HasPages() const { return false; }
   virtual void EndPages() {}
 
-  // When the first unread message came, by base::Ticks(). This holds only if
-  // the message came after this end armed its bell. Otherwise it is any time,
-  // perhaps a lie.
+  // When the first unread message came, by base::Ticks(). The time is right
+  // only if the message came after this end armed its bell. Otherwise it is any
+  // time, perhaps a lie.
   virtual std::uint64_t Came() const { return 0; }
 
  protected:

@@ -52,8 +52,8 @@ class Poller {
 // channel (rdma). Lanes in plain memory have no source.
 //
 // This order loses no wake-up: Arm(), Drain(), look at the lanes, sleep on
-// fd(). Each drain gives what it finds to the lanes and to the board, whichever
-// thread runs it. So a watcher need not drain itself.
+// fd(). Whichever thread drains, each drain gives what it finds to the lanes
+// and to the board. So a watcher need not drain itself.
 //
 // A source is never destroyed. When its device goes, fd() becomes -1, and the
 // other functions do nothing.

@@ -65,8 +65,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // kNoUid for a peer that was met in the meeting directory: each container
   // gives its users numbers of its own.
   uid_t peer_uid() const { return far_ ? base::kNoUid : peer_uid_; }
-  // The two ends have met in the meeting directory.  A process between two
-  // namespaces can have one name in both, unless the namespace is part of it.
+  // Notes that the two ends have met in the meeting directory.  A process
+  // between two namespaces can have one name in both, unless the name includes
+  // the namespace.
   void SetFar() {
     far_ = true;
     if (!space_known_) name_length_ = 0;

@@ -181,7 +181,8 @@ void Connection::OnCm(const CmEvent& event) {
       if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
       return;
     case RDMA_CM_EVENT_ADDR_CHANGE:
-      // This end's hardware address has moved: a bond has failed over.
+      // The event says that this end's hardware address has moved: a bond has
+      // failed over.
       return Lost(base::Reason::kDeviceLost);
     case RDMA_CM_EVENT_ESTABLISHED:
       established_ = true;

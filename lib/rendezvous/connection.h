@@ -53,8 +53,8 @@ class Connection : public CmOwner,
   bool gone() const { return gone_; }
   // The lane has been given back, and nothing uses the connection any more.
   // Returns true if the device has still to report LAST_WQE_REACHED.  The QP is
-  // then in error and the peer is told.  The caller should destroy the
-  // connection after the report.
+  // in error then, and the peer knows.  The caller should destroy the
+  // connection after that report.
   bool LeaveLane();
   void LastWqeReached();
   // The report of LAST_WQE_REACHED did not come in time.

@@ -35,10 +35,10 @@ class PeerLink;
 class Rdma;
 class Session;
 
-// The state of the one background thread, which Conductor hides.  A core is
-// never destroyed: any thread may use a raw Conductor pointer when the
-// conductor stops.  A stop gives back what costs something, such as descriptors
-// and links.
+// The state of the background thread, which Conductor hides.  A core is never
+// destroyed: any thread may use a raw Conductor pointer when the conductor
+// stops.  A stop gives back what costs something, such as descriptors and
+// links.
 //
 // Threads: any thread may use what is marked (any), under its latch.
 // Everything else belongs to a Step, of the conductor thread or of a thread

@@ -85,7 +85,7 @@ static void OnPutOff(void* arg) {
       if (Rdma* rdma = core->rdma()) rdma->FlushSoon();
     });
   } catch (const std::bad_alloc&) {
-    // It waits for the next thread that looks or sleeps.
+    // The sends wait for the next thread that looks or sleeps.
   }
 }
 
@@ -210,7 +210,7 @@ bool Device::OnAsync() {
     // The QP of an event cannot be destroyed before the event is acknowledged.
     const std::uint32_t qp_num =
         IsOfQp(event.event_type) ? event.element.qp->qp_num : 0;
-    // Nor can the SRQ of this event.
+    // The SRQ of an event cannot be destroyed before that, either.
     if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
       domain_->OnSrqLimit(event.element.srq);
     }

@@ -135,8 +135,9 @@ base::UniqueFd Open() {
   return folder;
 }
 
-// An address that leads to `name` in the folder, or to the file itself.  So
-// neither the length of the directory's path nor a symbolic link counts.
+// Returns an address that leads to `name` in the folder, or to the file itself.
+// The address goes by the descriptor.  So it fits however long the directory's
+// path is, and no symbolic link in the path counts.
 sockaddr_un AddressOf(int fd, const char* name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

@@ -32,8 +32,8 @@ constexpr int kMostUnanswered = 32;
 // Of many that wait, each kPerOpening let one more begin.
 constexpr std::size_t kMostOpenings = 4;
 constexpr std::size_t kPerOpening = 32;
-// A stream whose peer leaves no gap to adopt it keeps the others waiting for no
-// longer.
+// A stream whose peer leaves no gap for the adoption keeps the others waiting
+// for no longer than this.
 constexpr std::chrono::milliseconds kOpeningTime{2};
 // A number that has been free for so long will hardly be used again at once.
 // Its memory is given back.

@@ -67,8 +67,8 @@ class PeerLink : public ChannelOwner,
   // Side 1: names the session on whose channel the link came.  That session
   // fails with the link.
   void SetFounder(std::weak_ptr<Session> founder) { founder_ = founder; }
-  // Side 0: gives the session a stream number and sends OPEN. That is at once,
-  // or when the link is up and fewer other streams are under way.
+  // Side 0: gives the session a stream number and sends OPEN, at once, or when
+  // the link is up and fewer other streams are under way.
   void Open(const std::shared_ptr<Session>& session);
   // Side 0: offers a stream number to a peer that the session has not met.  The
   // peer may take its time.  Returns false if the link is not up, or if the
@@ -87,7 +87,7 @@ class PeerLink : public ChannelOwner,
   // Whether a stream has had a lane of this link.
   bool delivered() const { return delivered_; }
   std::chrono::steady_clock::time_point begun() const { return begun_; }
-  // This side has let go of the stream.  Sends CLOSED.
+  // Notes that this side has let go of the stream.  Sends CLOSED.
   void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
   void AnnounceBell(int k);
   void Die(base::Reason reason);
@@ -100,8 +100,8 @@ class PeerLink : public ChannelOwner,
  private:
   struct Slot {
     std::uint32_t epoch = 0;
-    bool ours = false;    // this side has sent neither CLOSED nor REJECT
-    bool theirs = false;  // the peer has sent neither
+    bool ours = false;    // this side has yet to send CLOSED or REJECT
+    bool theirs = false;  // the peer has yet to send CLOSED or REJECT
     bool answered = false;
     std::weak_ptr<Session> session;
     // Set from Delivered until the lane is returned or the link dies.  The

@@ -271,7 +271,7 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
   auto it = own_.find(key);
   if (it != own_.end()) {
     if (it->second->Hears()) return it->second.get();
-    // Peers have been told the port of the old listener.
+    // Peers know the port of the old listener.
     CloseDirectories(key);
     own_.erase(it);
   }

@@ -66,9 +66,10 @@ class Rdma {
   bool LookAtDevices();
   void LastWqeReached(const ibv_context* context, std::uint32_t qp_num);
   // An address of a device may have gone, or may lead to another device.  A
-  // moment later, lanes end whose address has left their device.  Listeners
-  // move to where their address leads now, at the ports that peers know.  Looks
-  // again for two and a half seconds while an address leads nowhere.
+  // moment later, this ends the lanes whose address has left their device.  It
+  // moves listeners to where their address leads now, at the ports that peers
+  // know.  While an address leads nowhere, it looks again for two and a half
+  // seconds.
   void AddressesMayHaveMoved();
   void Add(Connection* connection) { connections_.insert(connection); }
   void Remove(Connection* connection) { connections_.erase(connection); }
@@ -131,8 +132,8 @@ class Rdma {
         parked, calls, ending;
   };
   Counts counts() const;
-  // Called in a child of fork.  Closes the descriptors that are neither
-  // rdma_cm's nor verbs'.
+  // Called in a child of fork.  Closes all descriptors but those of rdma_cm and
+  // of verbs.
   void CloseInherited() const;
 
  private:

@@ -197,7 +197,8 @@ lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
                                 const ClusterKey& key) {
   lane::rdma::ReadyMac mac{};
   if (!key.set) return mac;
-  // No message of private data begins so, nor is as long.
+  // No message of private data begins with these bytes, or is as long as this
+  // text.
   std::uint8_t text[5 + 1 + 4 + sizeof tuple + 2 * sizeof connectors];
   // NOLINTNEXTLINE(bugprone-not-null-terminated-result): it is no string.
   std::memcpy(text, "READY", 5);

@@ -45,7 +45,7 @@ struct Rep {
 };
 
 enum class RejCode : std::uint8_t {
-  kLater = 1,         // no such stream waits here now
+  kLater = 1,         // no stream with these ends waits here now
   kRedirect = 2,      // its owner listens at `port`
   kOtherVersion = 3,  // this version is not understood
   kRefused = 4,       // malformed, or no resources

@@ -122,15 +122,15 @@ class Conductor {
   // caller holds no latch that a seeker or watcher takes.  A later Get() starts
   // a new conductor.
   static void Stop();
-  // The three steps of a fork.  The parent calls ForkPrepare before, and
-  // ForkParent after.  The child calls ForkChild.  It abandons the parent's
-  // io_context, which is never destroyed.  It closes the internal descriptors
-  // that it inherited, and has no conductor.
+  // The three steps of a fork.  The parent calls ForkPrepare before the fork,
+  // and ForkParent after it.  The child calls ForkChild, which abandons the
+  // parent's io_context and never destroys it.  ForkChild closes the internal
+  // descriptors that the child inherited.  The child has no conductor then.
   //
   // ForkPrepare waits for the end of the conductor's turn, in which the
-  // conductor may call seekers and watchers.  So the caller must not hold
-  // latches that they take.  A thread that holds such latches may call anything
-  // here meanwhile: only the conductor stands still.
+  // conductor may call seekers and watchers.  So the caller must hold no latch
+  // that seekers or watchers take.  A thread that holds such a latch may call
+  // anything here meanwhile: only the conductor stands still.
   static void ForkPrepare();
   static void ForkParent();
   // `asleep`: a signal handler has forked, and has interrupted a sleep on a

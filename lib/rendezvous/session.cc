@@ -455,8 +455,8 @@ void Session::Deliver() {
   core_->lanes[lane_.get()] = {link, index_, epoch_};
   core_->met.Note(peer_address_, ServicePort());
   // Rule 2.  The peer may be another user's, or a process whose descriptors
-  // this one cannot see.  Such a peer has yet to show that it knows the
-  // connection.  Both ends must be of one mind about this.
+  // this one cannot see.  Then the peer has yet to show that it knows the
+  // connection.  Both ends must decide this alike.
   const bool own = link->OwnUid();
   const bool authenticated =
       own && proof_ == Proof::kSeen && peers_proof_ == Proof::kSeen;

@@ -58,7 +58,7 @@ class Session : public ChannelOwner,
   void ClaimedInVain(const PeerLink& link);
   // The end that has answered is not the other end of this connection.
   void NotProven(PeerLink* link, int index, std::uint32_t epoch);
-  // This end has offered a number of that link to its peer.
+  // Notes that this end has offered its peer a number of that link.
   void Offered(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Rejected(const PeerLink* link, int index, base::Reason why);
   void LinkEnded(const PeerLink* link, base::Reason reason);
@@ -121,7 +121,7 @@ class Session : public ChannelOwner,
   // Enters the session in the table of tuples.  Returns false if the session
   // has failed.
   bool List(const Address& local_address);
-  // Takes what the links with known neighbours have brought.
+  // Reads what known processes of this host have sent over their links.
   void LookAtLinks();
   // Returns true if the peer's own offer was there, or if this end has made
   // one.

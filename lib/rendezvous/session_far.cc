@@ -206,9 +206,9 @@ std::uint32_t Session::FarEnd(int witness) const {
                                  : stream::Role::kConnector;
   const std::uint32_t inode = AskWitness(witness, ends_, other);
   if (inode != 0 || peers_ends_ == ends_) return inode;
-  // The destination was translated, if the peer tells the truth.  Another
-  // connection of this namespace may have what the peer names: then the peer's
-  // end is that one's.
+  // If the peer tells the truth, the destination was translated.  Another
+  // connection of this namespace may have the ends that the peer names.  Then
+  // the peer's end belongs to that other connection.
   if (core_->diag.OthersHave(fd(), peers_ends_, role_, scope_)) return 0;
   return AskWitness(witness, peers_ends_, other);
 }

@@ -36,9 +36,9 @@ void Session::LookAtLinks() {
   }
 }
 
-// Looks for the peer over the links of neighbours, with no third party.  The
-// deciding end offers a number at once.  The other end only waits for the
-// offer, and so do both ends if the guess is wrong.
+// Looks for the peer over the links with known processes of this host, with no
+// third party.  The deciding end offers a number at once.  The other end only
+// waits for the offer, and so do both ends if the guess is wrong.
 //
 // If the other end looks in this process, nothing is guessed, however new the
 // service is.  Both ends are served at once if the process has met itself

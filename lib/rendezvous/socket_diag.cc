@@ -271,7 +271,8 @@ std::uint32_t SocketDiag::OtherEnd(int fd, const Tuple& tuple,
   bool by_proc = false;
   if (Open(fd)) {
     const Answer answer = Ask(tuple, stream::OtherRole(role), scope, &inode);
-    // A kernel without this kind of netlink says that there is no such socket.
+    // A kernel without netlink of this kind says that the socket does not
+    // exist.
     by_proc = answer == Answer::kUnavailable ||
               (answer == Answer::kNone && !IsOurs(fd, tuple, role, scope));
     // If namespaces have no name, a look at this end tells whether the answer

@@ -50,7 +50,7 @@ class Sources {
   Core* const core_;
   base::Latch latch_;
   bool closed_ RC_GUARDED_BY(latch_) = false;
-  // These two belong to the conductor.
+  // The two numbers belong to the conductor.
   std::uint64_t last_number_ = 0;
   std::unique_ptr<boost::asio::posix::stream_descriptor> set_;
   // Only the conductor erases entries.

@@ -147,7 +147,7 @@ void Core::Adopted(Seeker* seeker) {
   if (session == nullptr) return;
   const auto now = [this, &session] {
     step.AssertHeld();
-    // After the teardown there are neither links nor RDMA.
+    // After the teardown there are no links and no RDMA.
     if (session->rdma() == nullptr ? links_.empty() : rdma_ == nullptr) {
       return false;
     }

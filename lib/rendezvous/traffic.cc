@@ -71,8 +71,8 @@ Traffic TrafficOf(int fd) {
 bool CanBeOne(const Traffic* before, const Traffic& now,
               const Traffic& theirs) {
   if (!Known(now) || !Known(theirs)) return true;
-  // What the peer had received by then, this end has sent by now.  What the
-  // peer knew to be received, this end has received by now.
+  // What the peer had received when it counted, this end has sent now.  What
+  // the peer knew to be received, this end has received now.
   if (!AtMost(theirs.received, now.sent) ||
       !AtMost(theirs.acked, now.received)) {
     return false;

@@ -225,7 +225,7 @@ struct Packet {
            message->header.type == Message::kType &&
            message->header.length == sizeof(Message);
   }
-  // Returns memory or an eventfd.  Returns none if the descriptor is neither.
+  // Returns the descriptor if it is memory or an eventfd, else none.
   base::UniqueFd TakeFd(int i) {
     return fds[i].Harmless() ? fds[i].Vouch() : base::UniqueFd();
   }
@@ -247,8 +247,8 @@ int SendPacket(int fd, const void* bytes, std::size_t length, const int* fds,
 
 // Returns the reason that a failed system call gives a stream.
 base::Reason ErrnoReason(int error);
-// Returns the reason that a peer sent, or kPeerRefused if there is no such
-// reason.
+// Returns the reason that a peer sent, or kPeerRefused if rcsock has no reason
+// of this number.
 base::Reason CheckedReason(std::uint32_t reason);
 
 }  // namespace rcsock::rendezvous

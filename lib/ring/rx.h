@@ -10,9 +10,10 @@
 
 namespace rcsock::ring {
 
-// The receiver's side of a ring. It takes one message at a time, checks it, and
+// The receiver's side of a ring. Takes one message at a time, checks it, and
 // says where its bytes are. No threads: the lane's latch of this direction
-// guards it. It is small enough to copy: peeking runs on a copy.
+// guards the object. The object is small enough to copy: peeking runs on a
+// copy.
 class Rx {
  public:
   explicit Rx(const Geometry& geometry)
@@ -107,7 +108,7 @@ class Rx {
     return true;
   }
 
-  // Drops the rest of the current message without consuming it.  The lane ends.
+  // Drops the rest of the current message without consuming it. The lane ends.
   void Forget() { left_ = 0; }
 
   // Returns true if enough has been consumed since the last credit to tell the

@@ -82,8 +82,9 @@ class Tx {
     return (static_cast<std::uint32_t>(number) - first_) & (slots_ - 1);
   }
 
-  // Takes the next message, of at most `want` data bytes. It never crosses the
-  // end of the ring, exceeds the credit, or is longer than a record.
+  // Takes the next message, of at most `want` data bytes. The message never
+  // crosses the end of the ring, exceeds the credit, or is longer than a
+  // record.
   Placement ReserveData(std::size_t want) {
     const std::uint64_t outstanding = sent_ - credited_;
     if (want == 0 || outstanding >= slots_ - kCtlSlots) return {};
@@ -166,9 +167,9 @@ class Tx {
     return At(sent_);
   }
 
-  // ReserveInline when all messages before are credited. It does
-  // OnAllCredited() as well, and puts the message into slot 0. `number` is
-  // sent(), which the caller has.
+  // ReserveInline when all messages before are credited. Does OnAllCredited()
+  // as well, and puts the message into slot 0. `number` is sent(), which the
+  // caller has.
   void ReserveAlone(std::uint64_t number, std::uint32_t length) {
     RC_DCHECK(number == sent_ && length != 0);
     credited_ = number;

@@ -75,8 +75,8 @@ ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
 }
 
 // As RecvRaw, behind the first `skip` bytes of the vector. Returns 0 if there
-// is nothing for now. The next call meets an end again. It would not meet an
-// error, which the kernel tells once.
+// is nothing for now, or if TCP has ended. The next call meets an end again. It
+// would not meet an error, which the kernel reports once.
 std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
                              bool peek) {
   if (anchor_->AtMark()) return 0;

@@ -121,7 +121,8 @@ void Stream::FreezeLane(base::Reason reason) {
     room -= n;
   }
   accept_ = false;
-  // These bytes have come by TCP, and been read; no more may come there.
+  // The application has read these bytes as they came by TCP; no more may come
+  // there.
   if (InOff() > rx_x_) limbo_.Clear();
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
     // Never answered now; limbo_ still goes with rx_x_.
@@ -185,9 +186,9 @@ void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
        why_left_ == base::Reason::kLaneError)) {
     why_left_ = base::Reason::kPeerDemoted;
   }
-  // The peer takes no more, in flight or not. It may have left for the sake of
-  // something that only TCP can carry, such as urgent data, which no reader may
-  // pass. So unread bytes go by TCP, too.
+  // The peer takes no more, in flight or not. The peer may have left because
+  // only TCP can carry what comes next, such as urgent data, which no reader
+  // may pass. So unread bytes go by TCP, too.
   leave_ = !kshut_;
   const bool hand_back = MayHandBack();
   FreezeLane((flags & kFrameIdle) != 0     ? base::Reason::kIdleRings

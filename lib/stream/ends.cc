@@ -102,7 +102,7 @@ void Stream::LetGo() {
 // Rule 19.
 void Stream::MaybeFinish() {
   if (!closed_ || finished_) return;
-  // These are the peer's bytes for an application that is gone.
+  // Bytes of the peer's are left for an application that is gone.
   if (!stash_.empty() || (accept_ && lane_->Readable() != 0)) reset_ = true;
   // An anchor in ARM holds, or will get, the data of a peer that has staged.
   // The kernel answers that data as for any closed socket. In frames the peer's
@@ -119,9 +119,10 @@ void Stream::MaybeFinish() {
   if (AwaitsLanding()) return;
   finished_ = true;
   if (reset_) TellReset();
-  // What is reset is not taken: the peer must see that it was never read. This
-  // holds for bytes that land after the look above, too. Once taken they would
-  // count as read, and their writer would wait for the answer for ever.
+  // Bytes that a reset discards are not taken: the peer must see that they were
+  // never read. This holds for bytes that land after the look above, too. Once
+  // taken they would count as read, and their writer would wait for the answer
+  // for ever.
   accept_ = false;
   if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
   LetGo();
@@ -203,10 +204,11 @@ void Stream::OnTcpEnd(int error) {
   FreezeLane(base::Reason::kShortLived);
 }
 
-// A peer goes on writing to the ring until it hears that the lane is left. It
-// may die before that, or before TCP has all that it sends again. Then the
-// memory that outlives the peer still has what lies behind the freeze offset.
-// What has been taken from TCP behind that offset is a copy of these bytes.
+// A peer goes on writing to the ring until it hears that the lane is left. The
+// peer may die before that, or before TCP has all that the peer sends again.
+// Then the memory that outlives the peer still has what lies behind the freeze
+// offset. What has been taken from TCP behind that offset is a copy of these
+// bytes.
 bool Stream::MayHaveLeft() const {
   return lane_ != nullptr && frozen_ && (broken_ & kNoThaw) == 0 &&
          (left_taken_ || Trusted());
@@ -320,8 +322,8 @@ void Stream::PeerDied(int error) {
   if (error != 0 && so_error_ == 0) {
     so_error_ = pfin_known_ && !short_of_end ? EPIPE : error;
   }
-  // After an orderly end the kernel decides what becomes of a write. It takes
-  // the first, and the answer to that ends the connection.
+  // After an orderly end the kernel decides what becomes of a write. The kernel
+  // takes the first write, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;
   // Our frames have caused the reset, or will. Without them this end would have
   // seen an orderly end, and the answer to the next write would be the reset.

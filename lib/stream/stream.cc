@@ -207,8 +207,8 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
                          bool peek) {
   if (total == 0) return 0;
   std::optional<ssize_t> result;
-  // A look that finds nothing reads TCP. What that brings, such as a frame or
-  // the end, can make bytes readable only a few times.
+  // A look that finds nothing reads TCP. What TCP brings, a frame or the end
+  // for instance, can make bytes readable only a few times.
   for (int look = 0; look < 4 && !result; ++look) {
     result = ReadOnce(iov, count, total, peek);
   }

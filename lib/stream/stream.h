@@ -46,9 +46,9 @@ class Anchor {
 
 struct Limits {
   // The most bytes read ahead from TCP (rules 4, 7, 21); one byte more is
-  // allowed. A bulk sender has as much on its way as the kernel's buffers hold:
-  // 6 MiB by default. With less, the receiver would refuse such a stream its
-  // lane again and again.
+  // allowed. A bulk sender has as many bytes on their way as the kernel's
+  // buffers hold: 6 MiB by default. With a smaller limit, the receiver would
+  // refuse a bulk stream its lane again and again.
   std::size_t stash = 8 * 1024 * 1024;
 };
 
@@ -86,10 +86,10 @@ constexpr bool IsFailover(base::Reason reason) {
          reason == Reason::kPeerGone || reason == Reason::kProtocol;
 }
 
-// For an owner that posts to the lane and reads from it past the Stream. It
-// lies in a line that the owner touches anyway, so such a call needs no line of
-// the Stream's. The owner counts what it has moved so, for ever. The Stream
-// says whether it may.
+// For an owner that posts to the lane and reads from the lane past the Stream.
+// The struct lies in a line that the owner touches anyway, so a call past the
+// Stream needs no line of the Stream's. The owner counts here what it has
+// moved, for ever. The Stream sets may_send and may_receive.
 struct Quick {
   std::uint64_t tx = 0;
   std::uint64_t rx = 0;
@@ -117,7 +117,7 @@ class Stream {
   static void operator delete(void* at) noexcept;
 
   // --- The application's calls. They return bytes, or -errno; -EAGAIN: not
-  // now. They never block. Signals and flags are the owner's business.
+  // now. They never block. The owner handles signals and flags.
   ssize_t Write(const iovec* iov, int count, std::size_t total) {
     if (fast_tx_) [[likely]] {
       std::size_t n = lane_->Post(iov, count, 0, total);
@@ -135,8 +135,8 @@ class Stream {
     }
     return ReadSlow(iov, count, total, peek);
   }
-  // SHUT_WR. Returns 0 or -errno. It takes effect when the state resolves (rule
-  // 16).
+  // SHUT_WR. Returns 0 or -errno. The shutdown takes effect when the state
+  // resolves (rule 16).
   int ShutdownWrite();
   // Returns true after ShutdownWrite or Close. Requires either latch.
   bool Shut() const { return shut_; }
@@ -160,21 +160,22 @@ class Stream {
   void Adopt(std::uint64_t tx_off, std::uint64_t rx_off);
   // Both ends have adopted the stream and hold this lane: rule 1. `lane` stays
   // valid until ReleaseLane. The peer's COMMIT must show the nonce `mine`; this
-  // end shows `peers`. `min_tail` serves a lane whose other end is not known to
-  // be the peer. First that end must prove to know that many raw bytes sent
-  // after this call, 64 at most. Until then it gets no COMMIT and no byte of
-  // the application's.
+  // end shows `peers`.
+  //
+  // `min_tail` serves a lane whose other end is not known to be the peer. First
+  // that end must prove to know that many raw bytes sent after this call, 64 at
+  // most. Until then it gets no COMMIT and no byte of the application's.
   void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
               const Nonce& peers, bool may_propose, std::uint8_t min_tail = 0);
   // Call it when the anchor may be readable or writable, or the lane has news.
-  // Does all that can be done now. It flushes, reads frames, reads ahead what
-  // the switch waits for, takes lane control messages, and notices a dead lane.
+  // Does all that can be done now: flushes, reads frames, reads ahead what the
+  // switch waits for, takes lane control messages, and notices a dead lane.
   void Progress();
   void Timer();
   // Call it now and then for a lane that can silently lose what it has taken,
-  // by a dead link or a transport that retries for ever. It asks the peer by
-  // TCP what has landed, unless credit covers all. If nothing moves in several
-  // answers, it gives the lane up. Returns true if something is still to be
+  // by a dead link or a transport that retries for ever. Unless credit covers
+  // all, asks the peer by TCP what has landed. If nothing moves in several
+  // answers, gives the lane up. Returns true if something is still to be
   // confirmed.
   bool Probe();
   // Asks as Probe does, for an application that wants to know what is unsent.
@@ -192,16 +193,16 @@ class Stream {
   // Leaves the lane by this end's own will (rule 11 ff.), or because its owner
   // has found it dead.
   //
-  // `leave`: a user that does not know this stream, such as another process or
-  // stdio, is about to get the anchor too. What has landed and is unread is
-  // left to the peer, which sends it again over TCP. So it ends in the kernel's
-  // queue, which all can read. For that, bytes read ahead are handed back to
-  // the peer.
+  // `leave`: a user that does not know this stream, another process or stdio
+  // for instance, is about to get the anchor too. What has landed and is unread
+  // is left to the peer, which sends it again over TCP. So the bytes end in the
+  // kernel's queue, which all can read. For that, bytes read ahead are handed
+  // back to the peer.
   void Demote(base::Reason reason, bool leave = false);
   // Returns true if only Read may take what TCP has, so the owner must ask the
-  // kernel what there is. Only what a switch waits for is read ahead. If this
-  // process dies, the kernel resets the bytes in its queue. They are subject to
-  // its flow control, and urgent data may follow them.
+  // kernel what is there. Only what a switch waits for is read ahead. Bytes in
+  // the kernel's queue are subject to its flow control, urgent data may follow
+  // them, and the kernel resets them if this process dies.
   bool AtKernel() const {
     return rx_ == Rx::kRaw && ahead_ == 0 && !eof_ && !failed_ && !closed_;
   }
@@ -269,8 +270,8 @@ class Stream {
   bool TxBroken() const { return tx_broken_; }
   // To TCP the connection has been reset, and the application could know it.
   bool Gone() const { return tx_broken_ && !last_write_; }
-  // The peer has said that it sends no more, whether that is read or not. This
-  // end has told it so too.
+  // Returns whether the peer has said that it sends no more. The application
+  // may have bytes still to read before that end.
   bool PeerEnded() const { return eof_ || pfin_known_; }
   bool FinSent() const { return fin_sent_; }
   // Both directions have ended, also on TCP.
@@ -428,7 +429,8 @@ class Stream {
   // Staged bytes are kept here: instead of in the ring, or beside it for a tie.
   bool Copies() const { return Holds() || role_ == Role::kAcceptor; }
   // Bytes accepted from the peer: those that the application took, and the
-  // stash. It leaves out bytes that it took and that are still to come by TCP.
+  // stash. Bytes that the application took, and that are still to come by TCP,
+  // do not count.
   std::uint64_t InOff() const { return rx_off() + stash_.size() - ahead_; }
   bool ReadsLimbo() const {
     return returns_ && !limbo_.empty() && (broken_ & kHideReturns) == 0;
@@ -478,8 +480,9 @@ class Stream {
       false;  // own PROPOSE's, or the peer's: the roles exclude each other
   bool got_sent_ = false;
   bool accept_ = false;  // ring bytes may be taken
-  // The holder of the lane's other end also holds the connection's. That is
-  // known from the start, or by its ACCEPT (of min_tail_ bytes) or COMMIT.
+  // The process at the lane's other end also holds the connection's other end.
+  // That is known from the start, or by that process's ACCEPT (of min_tail_
+  // bytes) or COMMIT.
   bool proven_ = true;
   bool lane_down_seen_ = false;
   Waiting waiting_ = Waiting::kNothing;
@@ -499,9 +502,10 @@ class Stream {
   // peer died staging (rule 18).
   //
   // With returns_: what the application could read when the lane was left to
-  // the peer, which sends it again from rx_x_ on. It has been shown, so it is
-  // read here until the peer has gone raw. Bytes that are read so (ahead_) come
-  // by TCP too, and are dropped there. Then stash_ is empty: it is read before.
+  // the peer, which sends these bytes again from rx_x_ on. The application may
+  // have peeked at them, so it reads them here until the peer has gone raw. The
+  // ahead_ bytes that it has read here come by TCP too, and are dropped there.
+  // stash_ is empty then: the application has read it first.
   ByteQueue limbo_;
   bool returns_ = false;
   std::size_t ahead_ = 0;
@@ -511,13 +515,13 @@ class Stream {
   bool left_known_ = false;
   bool left_taken_ = false;
   std::uint64_t left_at_ = 0;
-  // For a lane whose memory outlives its process. told_left_: what the peer has
-  // been told of this end's leaving. hands_over_: a user here waits for the
-  // connection, and not for all that the peer sends again.
+  // For a lane whose memory outlives its process. told_left_: how far this end
+  // has told the peer that it has left the lane. hands_over_: a user here waits
+  // for the connection, and not for all that the peer sends again.
   lane::Lane::Left told_left_ = lane::Lane::Left::kNot;
   bool hands_over_ = false;
-  // What was left to the peer, from kept_at_ on. It comes by TCP, and the ring
-  // does not have all of these bytes.
+  // What was left to the peer, from kept_at_ on. These bytes come by TCP, and
+  // the ring does not have all of them.
   ByteQueue kept_;
   std::uint64_t kept_at_ = 0;
   // This end has gone raw, and the peer has not.

@@ -56,7 +56,7 @@ void Stream::TakeCtl() {
     }
     if (head == lane::Head::kData && waiting_ == Waiting::kTie) {
       // Rule 10: these bytes are behind a PROPOSE that lost. S has its own
-      // copy. They count only if S dies before it learns that (rule 18).
+      // copy. They count only if S dies before it learns of the tie (rule 18).
       std::size_t n = lane_->Readable();
       if (n == 0) return;
       std::uint8_t* to = nullptr;

@@ -1,7 +1,8 @@
 // What the libraries allocate, with asio and the standard library in them,
-// comes from pools of their own. They do not use the program's heap: a signal
-// handler that has interrupted malloc may call send(), close() or shutdown().
-// The operators are the library's alone: its version script hides them.
+// comes from pools of their own. The libraries do not use the program's heap: a
+// signal handler that has interrupted malloc may call send(), close() or
+// shutdown(). The operators are the library's alone: its version script hides
+// them.
 
 #include <sys/mman.h>
 

@@ -1,8 +1,9 @@
 // Functions that glibc 2.34 moved from libpthread and libdl into libc. The
-// preload calls them wherever they are, and names neither library. The loader
-// of a later glibc would open both at each exec, and they hold nothing there.
-// The third library, libgcc_s, must stay: glibc unwinds a cancelled thread with
-// libgcc_s, and another copy of the unwinder cannot read its state.
+// preload calls them wherever they are, and has neither library as a
+// dependency. The loader of a later glibc would open both at each exec,
+// although they are empty there. The third library, libgcc_s, must stay: glibc
+// unwinds a cancelled thread with libgcc_s, and another copy of the unwinder
+// cannot read its state.
 //
 // A call may come before any constructor, and before a sanitizer's runtime has
 // begun. So this file calls only the loader and lib/base/image_symbols.h.
@@ -31,8 +32,8 @@ void* Find(const char* name) {
   return nullptr;
 }
 
-// The program needs neither library, so nobody has loaded them. They become
-// visible to all, as if this library named them.
+// The program does not depend on libpthread and libdl, so nobody has loaded
+// them. They become visible to all, as if this library depended on them.
 void LoadOldLibraries() {
   const auto open = reinterpret_cast<OpenMode*>(Find("__libc_dlopen_mode"));
   if (open == nullptr) return;

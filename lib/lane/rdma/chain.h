@@ -67,7 +67,7 @@ class Chain {
     Write(static_cast<const std::byte*>(from), length, to, lkey, rkey);
     if (from_device_) KeepOut();
   }
-  // iWARP: adds a READ, whose answer tells that every write before it is in its
+  // iWARP: adds a READ. Its answer says that every write before it is in its
   // place.
   void Fence();
   // The completion of the last write is that of all that has been placed.
@@ -80,9 +80,9 @@ class Chain {
   void Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
              std::uint32_t lkey, std::uint32_t rkey);
   // Adds a message in the byte ring, from `from`. InfiniBand switches may
-  // choose a way for each packet of a WRITE, and do not for a WRITE_WITH_IMM.
-  // So a long message is a WRITE, and an empty WRITE_WITH_IMM behind it, whose
-  // completion tells that both are in place.
+  // choose a way for each packet of a WRITE, but not of a WRITE_WITH_IMM. So a
+  // long message is a WRITE, and an empty WRITE_WITH_IMM behind it. The
+  // completion of the second says that both are in place.
   void Data(const ring::Placement& place, const std::byte* from,
             std::uint32_t lkey);
   void DataTo(const ring::Placement& place, const std::byte* from,

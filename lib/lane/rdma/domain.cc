@@ -162,7 +162,7 @@ class DeviceDomain final : public Domain {
                    verbs::Error* error);
 
   // The steps of CreateLane. Each returns false and sets *why if it fails. The
-  // caller gives back what the lane had by then, except the QP.
+  // caller then gives back what the earlier steps took, except the QP.
   bool Admit(int bell, QpLaneParts* parts, base::Reason* why,
              verbs::Error* error);
   bool TakeMemory(QpLaneParts* parts, base::Reason* why, verbs::Error* error);

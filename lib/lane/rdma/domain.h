@@ -43,9 +43,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // The poller of a bell, made if need be. Null: it could not be made.
   virtual Source* source(int bell) = 0;
   // From now on small sends may wait for a write to complete, or for
-  // FlushDeferred(). `fn` is called when a send begins to wait and none did.
-  // Any thread calls it, with latches held. It arranges that FlushDeferred() is
-  // called within Pace::flush_us.
+  // FlushDeferred(). `fn` is called when a send begins to wait and none waited
+  // before. Any thread calls `fn`, with latches held. `fn` arranges that
+  // FlushDeferred() is called within Pace::flush_us.
   virtual void SetFlushTimer(void (*fn)(void*), void* arg) = 0;
   virtual void FlushDeferred() = 0;  // any thread
   // The device has failed or gone: every lane on it is dead.

@@ -43,7 +43,7 @@ using base::PinCount;
 // The memory of one protection domain. Blocks are cut from slabs, so that
 // thousands of lanes need few mappings. But each block has a registration of
 // its own, for exactly its bytes and for as long as it is handed out. So a peer
-// can reach what was made for it, and nothing else.
+// can reach the block that was made for it, and nothing else.
 //
 // Threads: any.
 class Memory {
@@ -87,10 +87,10 @@ class Memory {
 };
 
 // Where the answers of fences go, on iWARP. There the answer to a READ is a
-// message that writes: the peer's device needs the right to, and is told the
-// key. So the sink is memory of its own, which holds nothing and which no
-// thread looks at. The first lane that asks makes it, since few do, and it pins
-// a page.
+// message that writes. So the peer's device needs the right to write, and gets
+// the key. The sink is memory of its own, which holds nothing and which no
+// thread looks at. Few lanes ask for the sink, and it pins a page, so the first
+// lane that asks makes it.
 //
 // Threads: any.
 class Sink {

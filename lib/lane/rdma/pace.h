@@ -40,8 +40,8 @@ struct Pace {
 constexpr Pace kHardwarePace = {32 * 1024, 32 * 1024, 24,  24,
                                 4,         false,     100, true};
 
-// A device in software. It has no time of its own, and each record may cost
-// both ends a sleep.
+// A device in software works in the time of the two ends, and each record may
+// cost both ends a sleep.
 constexpr Pace kSoftwarePace = {kBlockMax, 64 * 1024, 4,    8,
                                 2,         true,      1000, false};
 

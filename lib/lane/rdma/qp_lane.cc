@@ -19,7 +19,7 @@ namespace rcsock::lane::rdma {
 std::unique_ptr<QpLane> QpLane::Make(QpLaneParts parts) {
   std::unique_ptr<QpLane> lane(new (std::nothrow) QpLane(std::move(parts)));
   if (lane == nullptr) {
-    // Nothing has been moved.  NOLINTBEGIN(bugprone-use-after-move)
+    // Nothing has been moved. NOLINTBEGIN(bugprone-use-after-move)
     parts.poller->sleepers().Put(parts.words);
     parts.poller->Leave(parts.set, true);
     // NOLINTEND(bugprone-use-after-move)
@@ -62,9 +62,10 @@ QpLane::QpLane(QpLaneParts parts)
 }
 
 QpLane::~QpLane() {
-  // What the lane's messages have used of the SRQ is posted again when their
-  // completions are taken. Many providers remove those completions with the QP.
-  // So before that the QP gets no more messages, and the completions are taken.
+  // The receives that the lane's messages have used are posted to the SRQ again
+  // when their completions are taken. Many providers remove those completions
+  // with the QP. So first the QP gets no more messages, and then the
+  // completions are taken.
   Freeze();
   poller_->Settled([] {});
   {

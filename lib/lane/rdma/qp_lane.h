@@ -34,55 +34,58 @@ namespace rcsock::lane::rdma {
 class Chain;
 class Deferred;
 
-// Set in the wr_id of a request whose completion says that what was placed
-// before it is in the peer's memory.
+// Set in the wr_id of a request. Its completion says that what was placed
+// before the request is in the peer's memory.
 constexpr std::uint64_t kTicket = std::uint64_t{1} << 62;
 
 // One end of a stream on a QP. Lane says which thread may call what. Three
 // latches of other objects cover most members: the stream's tx and rx latch,
 // and the poller's drain latch for what comes in. The send queue, which all
-// three use, has post_latch_. A thread that holds it takes no other latch.
+// three use, has post_latch_. A thread that holds post_latch_ takes no other
+// latch.
 //
 // Credit. Now and then the receiver writes the number of messages that it has
-// consumed into the sender's credit word, and tells no thread. A sender that
-// finds no room there sleeps. So once the receiver must suppose that, it sends
-// its next credit with an immediate of kind kCredit, a wake-up. It supposes so
-// if a sender that knows nothing newer than the credit of the last wake-up
-// (told_) has no room, given the messages that have landed. That covers every
-// sender that sleeps. What the sender knows is at least the last wake-up's
-// credit, or that wake-up is still on its way. And all that it has sent will
-// land. The receiver checks where it publishes credit and where messages land,
-// under post_latch_: whichever comes second sees both.
+// consumed into the sender's credit word, and wakes no thread. A sender that
+// finds no room there sleeps. So once the receiver must suppose that a sender
+// sleeps, it sends its next credit with an immediate of kind kCredit, a
+// wake-up. It supposes so when a sender with the credit of the last wake-up
+// (told_) would have no room, given the messages that have landed. That covers
+// every sender that sleeps: a sender knows at least that credit, or the last
+// wake-up is still on its way. And all that a sender has sent will land. The
+// receiver checks where it publishes credit and where messages land, under
+// post_latch_. Whichever check comes second sees both.
 //
 // A message takes along what has been consumed, in its immediate, or on iWARP
-// in its SEND. From a length of 128 KiB on the immediate has no room for it.
-// Only a thread that has drained the message knows that credit. So it counts
-// for told_ only once the sender shows that it knows, as any credit without a
-// wake-up. A sender that finds no room, or waits for Acked(), drains.
+// in its SEND. From a length of 128 KiB on the immediate has no room for the
+// credit. Only a thread that has drained the message knows that credit. So a
+// credit without a wake-up counts for told_ only once the sender shows that it
+// knows the credit. A sender that finds no room, or waits for Acked(), drains.
 //
 // An immediate has the low 8 bits of the credit. When the message lands, this
 // end has sent at most kMessages more than the credit says. Until the message
-// is drained, this end can send as many more as the send queue holds. What is
-// posted needs room there, which only drained completions make. What the queue
-// holds from before the message had been sent by then.
+// is drained, this end can send as many more as the send queue holds. A request
+// needs room in the send queue, and only drained completions make room. What is
+// in the queue from before the message had been sent when the message was.
 //
 // The credit word is no message, so nothing says when it is in its place.
-// Devices of InfiniBand and RoCE write it at once. But siw writes what TCP
-// brings, and a segment may end within the word. Then its low bytes are new and
-// its high bytes old for a while. As the word grows by kMessages at most, that
-// is less than the old credit, or the new credit. Less than is known says
-// nothing.
+// Devices of InfiniBand and RoCE write the word at once. But siw writes what
+// TCP brings, and a segment may end within the word. Then the low bytes are new
+// and the high bytes old for a while. As the word grows by kMessages at most,
+// such a value is less than the old credit, or it is the new credit. A value
+// less than what is known says nothing.
 //
-// Coalescing. While Pace::window writes are in flight and nothing has come from
-// the peer since the last write, small sends are put together. They go into the
-// mirror and into one record that waits, `waiting_`. The record goes out when a
-// write completes, or with the next message that cannot join it. It also goes
-// before a thread of this process sleeps or looks for something to receive
-// (Deferred::Flush), and within Pace::flush_us. If the device has
-// Pace::joins_bursts, the sends of a burst are put together too. A burst is
-// kBurst sends with nothing from the peer in between, by a thread that does
-// next to nothing but send. Then completions do not send the record, so that
-// records fill up: a device may complete a write before the call returns.
+// Coalescing. Small sends are put together while Pace::window writes are in
+// flight and nothing has come from the peer since the last write. They go into
+// the mirror and into one record that waits, `waiting_`. The record goes out
+// when a write completes, or with the next message that cannot join it. The
+// record also goes before a thread of this process sleeps or looks for
+// something to receive (Deferred::Flush), and within Pace::flush_us.
+//
+// If the device has Pace::joins_bursts, the sends of a burst are put together
+// too. A burst is kBurst sends with nothing from the peer in between, by a
+// thread that does next to nothing but send. In a burst completions do not send
+// the record, so that records fill up: a device may complete a write before the
+// call returns.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
@@ -148,11 +151,11 @@ class QpLane final : public RdmaLane {
 
   // A number that no other lane of the process has.
   std::uint32_t serial() const { return serial_; }
-  // A ticket for what has been posted so far. SentDone(ticket, posted) tells
-  // whether the memory it was sent from is needed no more. Either the peer has
-  // taken the bytes. Or they are in the peer's memory, and *copied says that
-  // they were copied in case they must go again by another way. `copy`: makes
-  // that copy now, if need be.
+  // Returns a ticket for what has been posted so far. SentDone(ticket, posted)
+  // returns whether the memory that was sent from is needed no more: the peer
+  // has taken the bytes, or they are in the peer's memory. In the second case
+  // *copied says whether the bytes were copied, in case they must go again by
+  // another way. `copy`: makes that copy now, if need be.
   std::int64_t SentTicket() const {
     return static_cast<std::int64_t>(direct_wrs_);
   }
@@ -381,8 +384,9 @@ class QpLane final : public RdmaLane {
                  std::uint32_t length);
   // Takes the credit of a message, the bits of `mask`. False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
-  // These return kNone if the message is in order. OnTarget takes a message
-  // while a target is open, or a placed message, which is data from here on.
+  // OnTarget and the functions below return kNone if the message is in order.
+  // OnTarget takes a message while a target is open, or a placed message, which
+  // is data from here on.
   base::Reason OnTarget(std::uint64_t number, ring::Imm* imm);
   base::Reason OnSetup(std::uint64_t number, ring::Imm imm);
   // Takes away the credit that data brings. False: it cannot be.
@@ -515,7 +519,7 @@ class QpLane final : public RdmaLane {
   bool assures_ RC_GUARDED_BY(post_latch_) = false;
   std::uint32_t wakes_sent_ RC_GUARDED_BY(post_latch_) = 0;
   // Written under post_latch_: the last wake-up's credit, the last credit, and
-  // for each the bytes consumed by then.
+  // the bytes that were consumed at each of the two.
   std::atomic<std::uint64_t> told_{0};
   std::atomic<std::uint64_t> told_bytes_{0};
   std::atomic<std::uint64_t> published_{0};

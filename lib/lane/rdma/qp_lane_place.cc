@@ -54,8 +54,8 @@ void QpLane::Hide(std::uint32_t key) {
                 [&](const Exposed& one) { return one.mr->rkey == key; });
 }
 
-// The device carries out the requests of a QP in their order. It tells the
-// receiver of a message when all that came before is in its place.
+// The device carries out the requests of a QP in their order. It reports a
+// message to the receiver when all earlier requests are in their places.
 std::int64_t QpLane::Place(const void* from, std::size_t length,
                            std::uint64_t to, std::uint32_t key) {
   if (!tx_ || Closed()) return -ESTALE;

@@ -105,8 +105,8 @@ void QpLane::Taken() {
     PublishCredit();
   } else if (next == landed_.load(std::memory_order_relaxed) &&
              (credit_asked_ || Starves())) {
-    // A sender that may sleep is told of less, once there is nothing more here.
-    // So is a sender that has asked.
+    // A sender that may sleep, or that has asked, gets a smaller credit, once
+    // there is nothing more here.
     credit_asked_ = false;
     PublishCredit();
   }

@@ -263,9 +263,9 @@ void QpLane::CloseTarget(Window* window) {
     return;
   }
   WithdrawTarget();
-  // This device refuses a write that comes later than this. Then the lane ends,
-  // and the peer sends its bytes another way. Until the peer cannot make such a
-  // write any more, no memory has this key.
+  // The device refuses a write to the target that comes after this. Then the
+  // lane ends, and the peer sends its bytes another way. No other memory gets
+  // this key before the peer can write by it no more.
   late_key_.Keep(window->key(), kNoLimit);
   window->Close();
   bool moved = true;
@@ -310,7 +310,8 @@ bool QpLane::MoveToRing() {
     if (from == nullptr) return true;
     good = base::Readable(from, at.left());
     if (!good) {
-      // These bytes are not credited, so the peer has them.
+      // The bytes of this message and of later ones are not credited, so the
+      // peer has them.
       rx_limit_ = at.next();
       return false;
     }

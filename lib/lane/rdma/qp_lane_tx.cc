@@ -17,11 +17,10 @@ namespace {
 // burst. From so many sends on a lane on, they are put together.
 constexpr std::uint64_t kGapUs = 10;
 constexpr std::uint32_t kBurst = 16;
-// A longer gap, as an interrupt or another thread's turn makes it, costs a
-// burst some of its sends. So a burst with such gaps more often than at every
-// fifth send ends. If each gap ended it, each of many lanes would need sixteen
-// sends anew, and what these take would make more gaps. A pause ends a burst at
-// once.
+// An interrupt or another thread's turn makes a longer gap, which costs a burst
+// some of its sends. So a burst ends if more than every fifth send has a longer
+// gap. If each gap ended a burst, each of many lanes would need sixteen sends
+// anew, and these would make more gaps. A pause ends a burst at once.
 constexpr std::uint32_t kGapCosts = 4;
 constexpr std::uint64_t kPauseUs = 200;
 // How long a send may be to be put together with others, and how long their
@@ -60,10 +59,10 @@ bool QpLane::Bursts(bool reply) {
   return bursting_;
 }
 
-// Whether enough has been consumed for a credit to go along with a write that
-// goes anyway and can't carry it. The credit goes before the write. A peer that
-// has the message then has the credit, finds nothing outstanding, and begins at
-// the front of the ring, or says so. So this end knows what its peer knows, and
+// Returns whether enough has been consumed for a credit to go before a write
+// that is due anyway, and that cannot carry the credit. A peer that has the
+// message then has the credit, finds nothing outstanding, and begins at the
+// front of the ring, or says so. So this end knows what its peer knows, and
 // never has to wake it.
 bool QpLane::CreditAlong() {
   const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
@@ -72,10 +71,10 @@ bool QpLane::CreditAlong() {
   if (consumed - published_.load(std::memory_order_relaxed) >= along) {
     return true;
   }
-  // After one more message like the last, the credit would have to be written
-  // for its own sake. This thread holds post_latch_, and so published_. The
-  // draining thread writes at most 32 messages ahead of that: not the entry of
-  // message consumed - 1.
+  // After one more message like the last, the credit would need a write of its
+  // own. This thread holds post_latch_, and so published_ stays. The draining
+  // thread writes at most 32 messages ahead of published_. So it does not write
+  // the entry of message consumed - 1.
   const std::uint32_t ring = rx_ring_bytes_.load(std::memory_order_relaxed);
   const std::uint64_t end =
       bytes_before_[consumed % 64].load(std::memory_order_relaxed);
@@ -259,10 +258,11 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
 [[gnu::always_inline]] inline void QpLane::LetWait(bool burst) {
   bursts_.store(burst && !tell_owed_, std::memory_order_seq_cst);
   waits_.store(true, std::memory_order_seq_cst);
-  // waits_ stored -> done_wrs_ loaded. The draining thread stores done_wrs_,
-  // then looks at waits_. One of the two sends the record, and while the window
-  // is full a signalled write is in flight. In a burst neither does: a thread
-  // that stops sending sleeps or looks, or the timer comes.
+  // This thread stores waits_, then loads done_wrs_. The draining thread stores
+  // done_wrs_, then loads waits_. One of the two sends the record, and while
+  // the window is full a signalled write is in flight. In a burst neither sends
+  // the record: a thread that stops sending sleeps or looks, or the timer
+  // comes.
   if (!burst && !Streaming()) FlushLocked();
 }
 
@@ -408,7 +408,7 @@ bool QpLane::FlushLocked() {
   if (waiting_.length != 0) {
     PublishAlong(&chain, waiting_.length);
     chain.Message(waiting_);
-    // This message is the last.
+    // No message follows this one.
     sent_for_wakes_.store(waiting_.number + 1, std::memory_order_relaxed);
   }
   waiting_.length = 0;
@@ -450,8 +450,8 @@ std::uint64_t QpLane::Acked() {
       LookForCredit();
     }
   } else if (State() != base::Reason::kProtocol) {
-    // What had come by then still tells how much the peer has read. Whether the
-    // peer's end was orderly depends on that.
+    // The credit that came before the lane's end still says how much the peer
+    // has read. Whether the peer's end was orderly depends on that.
     static_cast<void>(TakeCredit());
   }
   return tx_->acked();

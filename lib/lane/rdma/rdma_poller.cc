@@ -379,7 +379,7 @@ bool RdmaPoller::ArmSet(CqSet* set) {
   const base::NoCancel no_cancel;
   int refused = ibv_req_notify_cq(set->cq.get(), all ? 0 : 1);
   if (refused != 0 && !all) [[unlikely]] {
-    // Some devices arm for all completions only, such as Microsoft's MANA.
+    // Some devices, such as Microsoft's MANA, arm for all completions only.
     solicits_ = false;
     all = true;
     refused = ibv_req_notify_cq(set->cq.get(), 0);
@@ -403,9 +403,9 @@ void RdmaPoller::Fired(CqSet* set) {
   ++events_;
 }
 
-// A provider that fails has taken completions, and tells none of them (mlx5,
-// mlx4 and hns do so). The next message of a lane would be taken for a lost
-// one.
+// Called when polling a CQ fails. A provider whose poll fails has taken
+// completions, and reports none of them; mlx5, mlx4 and hns do so. The lane
+// would take its next message for a lost one.
 void RdmaPoller::LoseCompletions(CqSet* set, int error) {
   if (!std::exchange(set->broken, true)) {
     RCSOCK_LOG(1, "rdma: %s: ibv_poll_cq: error %d", context_->device->name,
@@ -516,9 +516,9 @@ void RdmaPoller::ReadEvent(const ibv_cq* cq) {
   }
 }
 
-// Fetches the events of the CQs that have fired, or all that are there. A
-// thread about to sleep may have been shown an event of another CQ. That CQ
-// counts as not armed, so that it is armed and polled once more.
+// Fetches the events of the CQs that have fired, or all that are there. Another
+// thread about to sleep may have seen an event of another CQ. That CQ counts as
+// not armed, so that it is armed and polled once more.
 void RdmaPoller::FetchEvents() {
   const base::NoCancel no_cancel;
   const int saved = errno;

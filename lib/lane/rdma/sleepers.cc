@@ -192,9 +192,10 @@ bool Sleepers::Resign(std::uint64_t ticket) {
   return leader_.compare_exchange_strong(ticket, 0, std::memory_order_seq_cst);
 }
 
-// A thread has stopped leading, or may have been woken to lead and does not. If
-// no thread leads, one that waits is told to. A waiter sets its bit, then looks
-// at leader_. Here leader_ is 0 first, and then the bits are looked at.
+// Makes a waiting thread lead if no thread leads. Called when a thread has
+// stopped leading, or may have been woken to lead and does not. A waiter sets
+// its bit, then looks at leader_. Here leader_ is 0 first, and then the bits
+// are looked at.
 //
 // A bit outlasts its sleeper's time-out. So the search goes on until it has
 // really woken a thread. A sleeper that is only about to sleep finds its word

@@ -13,10 +13,10 @@
 
 namespace rcsock::lane::shm {
 
-// This process's doorbells: one page, with an armed word per bell on a line of
-// its own, and an eventfd per bell. The page is a memfd that peers can map but
-// not write: it gets F_SEAL_FUTURE_WRITE after our own mapping. One per
-// process.
+// This process's bells: one page, with an armed word per bell on a line of its
+// own, and an eventfd per bell. The page is a memfd that peers can map but not
+// write: it gets F_SEAL_FUTURE_WRITE after this process has mapped it. One
+// object per process.
 //
 // Threads: any.
 class Bells final : public Ringer {

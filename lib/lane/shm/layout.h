@@ -40,8 +40,8 @@ constexpr std::uint32_t kInlineMax = 112;
 // while the sender copies the next. Measured by tests/bench/lane_bench.cc.
 constexpr std::uint32_t kRecordMax = 16 * 1024;
 
-// A smaller ring takes the first part of its place. Both ends use the smaller
-// of the sizes that they have told each other (BellPage::most_ring).
+// A smaller ring takes the first part of its place. Each end states its size
+// (BellPage::most_ring), and both use the smaller of the two.
 constexpr std::uint32_t kLeastRingBytes = 16 * 1024;
 static_assert(kLeastRingBytes / 4 >= ring::kMinRoom);
 // `most`, rounded down to a power of two from kLeastRingBytes to kRingBytes.
@@ -78,8 +78,8 @@ enum : std::uint32_t {
   kBounded = 8,    // ... and may not fill the ring: little credit is much
 };
 
-// What one side tells the other about a stream. That side writes it, but the
-// peer takes a sleeper's bit away when it wakes the sleeper.
+// What one side states about a stream. That side writes it. One bit is an
+// exception: the peer clears a sleeper's bit when it wakes the sleeper.
 struct alignas(64) ControlLine {
   std::atomic<std::uint64_t> consumed;  // credit: messages consumed
   std::atomic<std::uint32_t> sleepers;

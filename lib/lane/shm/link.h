@@ -44,7 +44,7 @@ class Link {
   bool MapSegment(base::UniqueFd fd);
   // Gives the pages of a stream's rings back to the kernel. Requires that
   // neither side has a lane there. A peer can make the call wait for as long as
-  // it likes, so it needs a thread for which nothing waits.
+  // it likes. So the calling thread must be one that no other thread waits for.
   void Trim(int index);
   int segments() const;
 

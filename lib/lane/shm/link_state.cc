@@ -216,9 +216,9 @@ void LinkState::Mark(int side, Ready what, int bell, int index) {
   // The draining thread has written to the summary. Its line is fetched once,
   // for writing and beside the word, not twice after the word.
   FetchToWrite(&summary);
-  // Whether the bit is new or not, the operation is also a full fence. It lies
-  // between this end's message and the Drain that clears the bit, then looks at
-  // the ring.
+  // The operation is also a full fence, whether the bit is new or not. The
+  // fence lies between this end's message and the peer's Drain, which clears
+  // the bit and then looks at the ring.
   word.fetch_or(bit, std::memory_order_seq_cst);
   // Drain clears the summary before it takes the word. If the summary is set
   // here, that clearing is yet to come, and Drain takes the word with this bit

@@ -12,16 +12,16 @@ namespace rcsock::lane::shm {
 // How the sender's bytes get into its ring.
 //
 // The receiver has read the lines of the ring, so a plain store takes each line
-// away from it. If both ends run on one core, that is the fastest way. Between
-// cores, and above all between complexes of cores or sockets, it is a round
-// trip for each line. There streaming stores, which go to memory past all
-// caches, cost the sender less. But then the receiver has to fetch the bytes
+// away from it. If both ends run on one core, plain stores are the fastest way.
+// Between cores, and above all between complexes of cores or sockets, they cost
+// a round trip for each line. Streaming stores go to memory past all caches,
+// and cost the sender less there. But then the receiver has to fetch the bytes
 // from memory.
 //
-// Nothing tells which way is faster. The scheduler moves the two ends, a
-// hypervisor moves what they run on, and machines differ in what memory gives.
-// So this class measures. Now and then the two ways take turns, ever more
-// seldom while the other way is no better.
+// No rule says which way is faster. The scheduler moves the two ends, a
+// hypervisor moves the processors that they run on, and machines differ in what
+// memory gives. So this class measures. Now and then the two ways take turns,
+// ever more seldom while the other way is no better.
 class RecordCopy {
  public:
   // If the sender does not fill the ring, nothing here tells what the receiver

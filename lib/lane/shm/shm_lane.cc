@@ -137,9 +137,9 @@ void ShmLane::TakeCredit(std::uint64_t credit) {
     Fail();
     return;
   }
-  // Cleared late, so that a sender that runs at the receiver's pace leaves the
-  // line alone. It goes on asking for a wake-up, which costs nothing while no
-  // thread sleeps.
+  // The request for a wake-up is cleared late, so that a sender that runs at
+  // the receiver's pace leaves the line alone. Until then the request stands,
+  // which costs nothing while no thread sleeps.
   if (starved_ && tx_.FreeBytes() >= tx_.ring_bytes() / 2 &&
       tx_.outstanding() <= kSlots / 2 &&
       (!tx_.bounded() || tx_.Allowed() >= 2 * tx_.LeastAllowed())) {

@@ -41,7 +41,7 @@ class ShmLane final : public Lane {
   bool PostCtl(const void* message, std::size_t length) override;
   std::size_t Writable() override;
   std::uint64_t Posted() const override { return tx_.posted(); }
-  // Messages since the lane opened.  Any thread may ask: another one may send.
+  // Messages since the lane opened. Any thread may ask: another one may send.
   std::uint64_t Sent() const { return tx_.SentByNow(); }
   void BoundUnread(std::uint64_t bytes) override;
   std::uint64_t Acked() override;
@@ -119,9 +119,12 @@ class ShmLane final : public Lane {
   Left PeerLeft() const override;
 
   // --- Copies of a device, straight into the ring and out of it ------------
-  // docs/shm-lane.md has the whole. The caller pins the lane until its copies
-  // have ended. Needs no latch: has the driver pin that ring, once for a lane
-  // and context. False: the copies go through slots.
+  //
+  // docs/shm-lane.md describes these copies. The caller pins the lane until
+  // its copies have ended.
+  //
+  // Has the driver pin the ring, once for a lane and context. Needs no latch.
+  // False: the copies go through slots.
   bool NeedPages(bool tx, gpu::Memory* memory);
   // Under the tx latch. From BeginFill, which returns false if another call
   // fills or the ring is bounded, to EndFill other sends find no room in the
@@ -134,7 +137,7 @@ class ShmLane final : public Lane {
   std::size_t PostClaimed(std::size_t n);
   // Returns true if a thread has found no room meanwhile, or before.
   bool EndFill();
-  // A copy into a ring or out of it did not end: the stream has to leave.
+  // A copy into or out of a ring did not end, so the stream has to leave.
   void LoseRing() { Fail(base::Reason::kLaneError); }
   // Under the rx latch. BeginDrain returns false if another call copies out of
   // the ring. RxNow is where a look ahead begins.
@@ -183,8 +186,8 @@ class ShmLane final : public Lane {
   // kHinted, this end also learns that the next message is likely to be in slot
   // 0 too (KeepHint).
   enum class Told : std::uint8_t { kMore, kAlone, kHinted };
-  // A longer message gives no hint: its bytes are copied first, and the peer
-  // looks at the slot's line. It would take the line back meanwhile.
+  // A longer message gives no hint: its bytes are copied first, and the peer,
+  // which looks at the slot's line meanwhile, would take the line back.
   static Told ToldOf(bool first, const ring::Imm& imm) {
     if (!first) return Told::kMore;
     return (imm.flags & ring::kFlagInline) != 0 ? Told::kHinted : Told::kAlone;
@@ -219,7 +222,7 @@ class ShmLane final : public Lane {
       TellAnew(told);
     PublishTold(slot, number, imm);
   }
-  // Publish, once TellAnew has told what is new.
+  // Publish, once TellAnew has written the new hint.
   void PublishTold(Slot& slot, std::uint64_t number, std::uint32_t imm);
   // The immediate of data in a slot, without the length.
   static constexpr std::uint32_t kQuickBits =
@@ -375,7 +378,7 @@ class ShmLane final : public Lane {
   bool fills_ = false;         // between BeginFill and EndFill
   std::uint32_t put_off_ = 0;  // the bound to set behind it; 0: none
   bool drains_ = false;        // between BeginDrain and EndDrain
-  // Of the thread that fills, and of the one that drains.
+  // The pages of the thread that fills, and of the thread that drains.
   Pages tx_pages_;
   Pages rx_pages_;
 
@@ -446,7 +449,7 @@ inline void ShmLane::Taken(bool due) {
     PublishCredit();
     return;
   }
-  // A sender that waits is told of less, once there is nothing more to take:
+  // A waiting sender gets smaller credits, once nothing is left to take:
   // PublishCredit() decides. This load may miss a sender that has only just
   // begun to wait. After that the sender has read a credit. If the credit
   // leaves less than what makes credit due, the sender has room. If the credit
@@ -469,8 +472,9 @@ inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
   const std::uint32_t n = imm - kQuickBits;
   if (n - 1 >= kInlineMax || n > length) return ReadMore(to, length);
   const Slot& slot = RxSlot(rx_.slot());
-  // After a fault nothing has happened, and ReadMore meets it again. The call
-  // above has what this needs in the same registers.
+  // After a fault nothing has been consumed, and ReadMore meets the fault
+  // again. The call above passes the arguments in the registers that this call
+  // needs.
   if (!base::TrySmall(to, slot.payload, n)) [[unlikely]]
     return ReadMore(to, length);
   Hear(slot);

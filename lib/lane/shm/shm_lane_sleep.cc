@@ -55,16 +55,17 @@ int ShmLane::Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
   return base::FutexSleepShared(&word, shared, &own_wake_, own, timeout);
 }
 
-// Wish stored -> slot loaded: see PublishTold. The bit stays set if this thread
-// does not sleep after all. Another thread may, and the waker clears the bit.
+// The wish is stored before the slot is loaded: see PublishTold. The bit stays
+// set if this thread does not sleep after all. Another thread may, and the
+// waker clears the bit.
 //
-// No sleep without an end begins before the heavy fence and a look behind it.
-// But that fence interrupts every processor that runs a program with lanes,
-// which costs more than most sleeps of a busy program are worth. So the first
-// part of a sleep is a nap, which does without. A sender whose message was
-// still in its store buffer when it looked for the wish wakes no thread. The
-// looks before the nap take longer than such a store does. If a store takes
-// longer still, the nap ends by itself.
+// No sleep without an end begins before the heavy fence and a look behind the
+// fence. But that fence interrupts every processor that runs a program with
+// lanes, which costs more than most sleeps of a busy program are worth. So the
+// first part of a sleep is a nap, which needs no heavy fence. A sender wakes no
+// thread if its message was still in its store buffer when it looked for the
+// wish. The looks before the nap take longer than a store stays there. If a
+// store takes longer still, the nap ends by itself.
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   timespec rest{};

@@ -37,20 +37,23 @@ struct alignas(16) File {
 // Descriptors above this are never followed, and stay on TCP.  The table is
 // zero pages until it is touched.
 constexpr int kMaxFds = 1 << 20;
-// A file, with marks.  kClaimed: a thread is closing the number, which is valid
-// until that is done.  kLeft: a closing thread has seen to it that a file with
-// other numbers goes by another.  kHeld: a thread is duplicating the number,
-// which is not closed before that is done (HeldNumber).  kLaneMark: the file is
-// a stream that was on a lane in shared memory when this was noted.  It has no
-// other mark.  This is a hint.  With it a call does not read the cache line
-// that says what the file is; Sock::QuickRecv knows whether the hint still
-// holds.
+// An entry is a file, and marks:
+// - kClaimed: a thread is closing the number, which is valid until the close is
+//   done.
+// - kLeft: a closing thread has made a file with other numbers go by another
+//   number.
+// - kHeld: a thread is duplicating the number.  The number is not closed before
+//   the thread has finished (HeldNumber).
+// - kLaneMark: the file is a stream that was on a lane in shared memory when
+//   the mark was set.  The entry has no other mark.  The mark is a hint: a call
+//   that finds it need not read the cache line that says what the file is.
+//   Sock::QuickRecv knows whether the hint still holds.
 //
 // While an entry names a file, the file is in no pool: the closing thread keeps
-// it until the entry is gone.  A thread that finds a file here takes a latch of
-// the file's, and asks the table again.  If the entry still names the file,
-// that holds until the thread releases the latch.  A thread that does not ask
-// again may hold the latch of another connection by now.
+// the file until the entry is gone.  A thread that finds a file here takes a
+// latch of the file, and reads the entry again.  If the entry still names the
+// file, it does so until the thread releases the latch.  A thread that does not
+// read again may hold the latch of another connection.
 extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
 constexpr std::uintptr_t kClaimed = 1;
 constexpr std::uintptr_t kLaneMark = 2;

@@ -43,11 +43,11 @@ void Raise(int fd) {
 }
 
 // Stands in the table while the kernel closes a number, or gives it to another
-// file, and the anchor under it stays open.  A call that found nothing here
-// would go to the kernel.  It would take the anchor's frames for bytes of the
-// application, or put its own bytes between them.  A call that still found the
-// stream might mean the file that the number names by then.  So a call finds
-// this entry, and waits.
+// file, and the anchor under the number stays open.  A call that finds this
+// entry waits.  If the entry were empty, the call would go to the kernel, and
+// take the anchor's frames for bytes of the application, or put its own bytes
+// between them.  If the entry still named the stream, a call that means the
+// number's new file would get the stream.
 constinit File between{FileKind::kBetween};
 // Held while `between` stands in the table.  Its holder waits for nothing but
 // the kernel's close of a descriptor that is not the last, which does not
@@ -76,9 +76,9 @@ bool IsClaimed(int fd) {
 }
 
 // Stands in for a file whose number a child of vfork has closed, or reused.
-// The table is the parent's, too, which still has the number.  This is no
-// stream and no set, so a look-up takes the slow way, and asks which process is
-// running.
+// The child shares the table with its parent, and in the parent the number
+// still names the file.  This entry is no stream and no set, so a look-up takes
+// the slow way, and asks which process is running.
 constinit File lent{FileKind::kBetween};
 struct Lent {
   std::atomic<std::uintptr_t> entry;
@@ -166,7 +166,7 @@ int KernelReplace(int fd, const Successor& next) {
 // that number is in the table (LeaveNumber).
 File* Another(File* file) {
   if (file == nullptr) return nullptr;
-  // None: the file is closing.
+  // A file without numbers is closing.
   int fds = file->fds.load(std::memory_order_relaxed);
   while (fds > 0 && !file->fds.compare_exchange_weak(fds, fds + 1)) {
   }

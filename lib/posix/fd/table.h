@@ -91,9 +91,10 @@ int CloseNumber(int fd, const Successor& next, bool held);
 // `fd` is being closed and is the last number, but `file` lives on.  From now
 // on the table names it by `hidden`, a number of rcsock's own.
 void GoOnBy(int hidden, File* file);
-// Leaves `fd`, which is being closed, and returns another number of the file;
-// -1: none.  The caller holds the latch by which the file knows its number.  So
-// a thread that closes that number later asks whether it is the file's.
+// Marks `fd`, which is being closed, so that the file no longer goes by it
+// (kLeft).  Returns another number of the file, or -1 if there is none.  The
+// caller holds the latch by which the file knows its number.  So a thread that
+// closes that other number later finds that the file goes by it.
 int LeaveNumber(int fd, const File* file);
 // LeaveNumber for a file that has another number, which may not be in the table
 // yet.

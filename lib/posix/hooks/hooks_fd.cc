@@ -235,8 +235,8 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
     const SockAt still(fd);
     if (!still || &*still != sock) return result;
     if (sock->listening.load(std::memory_order_relaxed)) {
-      // It was listening until shutdown().  The kernel alone knows the options
-      // of that time.
+      // The socket was a listener until shutdown().  The kernel alone knows the
+      // options that were set on the listener.
       sock->listening.store(false, std::memory_order_relaxed);
       sock->way_back().Pin(base::Reason::kPinnedOption);
     }

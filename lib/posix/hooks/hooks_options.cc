@@ -122,7 +122,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
       return Put(length, &room, sizeof room) != 0 ? -1
                                                   : Put(value, &kept, room);
     }
-    // This option receives.
+    // TCP_ZEROCOPY_RECEIVE moves bytes of the stream.
     if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->way_back().PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);

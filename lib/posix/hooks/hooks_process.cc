@@ -26,7 +26,7 @@ namespace rcsock::posix::hook {
 namespace {
 
 // Whether the kernel can read what exec is given, as far as rcsock reads it.
-// It looks at each page once.
+// Asks the kernel once for each page.
 class Probe {
  public:
   bool Readable(const void* at) {
@@ -236,7 +236,7 @@ int forkpty(int* master, char* name, const termios* settings,
   const int child = RCSOCK_REAL(forkpty)(master, name, settings, size);
   const int saved = errno;
   if (child == 0) {
-    // These numbers are the terminal's now.
+    // Numbers 0 to 2 name the terminal now.
     for (int number = 0; number < 3; ++number) Evict(number);
   } else if (child < 0 && LastFork() != before) {
     ForkFailed();

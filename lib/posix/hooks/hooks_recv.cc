@@ -119,7 +119,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   return LongRecv(fd, to, length, flags, sock);
 }
 
-// For a number without the mark, such as a copy.
+// For a number whose entry has no kLaneMark, such as a copy of the stream's
+// number.
 [[gnu::noinline]] ssize_t UnmarkedRead(int fd, void* to, size_t length,
                                        Sock* sock) {
   const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, 0);

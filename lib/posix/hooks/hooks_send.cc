@@ -74,7 +74,7 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
       case ENOBUFS:
         return true;
       case EAGAIN:       // not connected yet
-      case EINPROGRESS:  // not connected, nor begun
+      case EINPROGRESS:  // no connection has begun
       case EPIPE:        // the call itself reports it, with a signal
         break;
       default:
@@ -168,7 +168,8 @@ ssize_t SendByParts(int fd, const iovec* iov, int count, std::size_t total,
   return LongWrite(fd, from, length, sock);
 }
 
-// For a number without the mark, such as a copy.
+// For a number whose entry has no kLaneMark, such as a copy of the stream's
+// number.
 [[gnu::noinline]] ssize_t EngineWrite(int fd, const void* from, size_t length,
                                       Sock* sock) {
   const ssize_t n = sock->QuickSend(StillAt(fd, sock), from, length);

@@ -74,8 +74,7 @@ namespace {
 constinit std::atomic<bool> log_to_standard_error{false};
 
 // glibc 2.36 makes a FILE of the descriptor that syslog prints to. That FILE
-// comes to the hooks. The versions before it write by a system call, and so do
-// those behind it.
+// comes to the hooks.  Earlier and later versions print by a system call.
 bool PrintsPastFiles() {
   static const bool past = [] {
     int major = 0;

@@ -206,7 +206,8 @@ static_assert(kMaxFds <= 1 << 20);
 constexpr std::size_t kLastWord = 56;
 static_assert(sizeof(io_uring_sqe) == kLastWord + sizeof(Was));
 
-// These write into the ring.  A fault there is the program's doing.
+// The functions below write into the ring.  A fault there is the program's
+// doing.
 template <class T>
 void Write(io_uring_sqe* at, std::size_t offset, T value) {
   base::TryStore(reinterpret_cast<T*>(reinterpret_cast<char*>(at) + offset),

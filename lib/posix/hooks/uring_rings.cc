@@ -364,16 +364,18 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
   unsigned tail = head_;
   ring_->Load(ring_->tail_at, &tail);
   count_ = std::min({count, tail - head_, ring_->entries});
-  // The kernel does not wait if it gets fewer requests than it was told.
+  // If the ring has fewer requests than the call names, the kernel does not
+  // wait for completions.
   if (count_ < count) flags_ &= ~kGetEvents;
   EndLook(LookAtRequests());
   errno = saved;
 }
 
-// Makes `ring_` the ring that fd_ names, which no other thread looks at then.
-// If another thread is submitting to the ring, this thread waits, but not for
-// long: it may be in a handler that has interrupted the other submission.
-// Returns false if there is no such ring, or no turn.
+// Makes `ring_` the ring that fd_ names, and keeps other threads from looking
+// at the ring.  If another thread is submitting to the ring, this thread waits,
+// but not for long: this thread may run a handler that has interrupted the
+// other submission.  Returns false if fd_ names no such ring, or if the turn
+// does not come.
 bool Submission::TakeTurn() {
   constexpr int kTurns = 16;
   base::Backoff backoff;
@@ -461,7 +463,8 @@ Submission::~Submission() {
     // Not if the ring was closed meanwhile.
     mine = ring_->serial == serial_ && ring_->fd >= 0 && ring_->turn == turn_;
     if (mine) {
-      // No other thread has looked at a request since, nor does until the end.
+      // No other thread has looked at a request since this thread's turn, and
+      // `looking` keeps the others away until this thread has finished.
       ring_->looking = true;
       ++ring_->users;
     }

@@ -52,7 +52,7 @@ struct HeldRing {
   std::atomic<bool> gone{false};
   // The thread of the program that waits in the set, or null.
   std::atomic<const void*> server{nullptr};
-  // Changes with each such wait and each request.
+  // Counts the waits of servers, and the requests.
   std::atomic<std::uint32_t> turns{0};
   // The helper sleeps until this changes.
   std::atomic<std::uint32_t> word{0};

@@ -4,8 +4,8 @@
 namespace rcsock::posix {
 
 // What the room above has to do when the process forks, filters its system
-// calls, or ends.  That room gives its own to Set at start, so that this room
-// needs nothing of it.  Without one, nothing is to be done.
+// calls, or ends.  The room above passes its object to Set at start, so this
+// room needs no header of that room.  Without an object, nothing is to be done.
 class Above {
  public:
   // Takes the latches that come before all others, and releases them.  `child`:

@@ -73,7 +73,8 @@ class CodeVerdict {
   // A look has found something, or nothing is certain.
   void Condemn() { Store(State::kMayUseStreams); }
 
-  // An open whose end is not seen is over by then, if the loader is at rest.
+  // After this time an open whose end is not seen is over, if the loader is at
+  // rest.
   static constexpr std::uint64_t kUnseenNs = 1'000'000'000;
 
  private:

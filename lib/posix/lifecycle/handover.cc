@@ -178,8 +178,8 @@ Handover::Handover(bool spawn, const Executed& program,
   errno = saved;
 }
 
-// Returns whether the new program can be told of the connection.  MayBequeath
-// makes what it needs, so it comes last.
+// Returns whether the new program can follow the connection.  MayBequeath makes
+// what it needs, so it comes last.
 bool Handover::Follows(Sock* sock) {
   if (!known_ || program_ == nullptr || OwnFace() != Face::kPreload ||
       heirlooms_ == kMost || !sock->across_exec().MayBequeath()) {
@@ -192,8 +192,10 @@ bool Handover::Follows(Sock* sock) {
   return table_ >= 0;
 }
 
-// This comes first.  A thread that may promote the stream sees this, if this
-// thread does not see what that thread has done (Holders::GiveAway).
+// Notes that the new program has the connection, and cannot follow it.  Called
+// before the stream leaves its lane.  A thread that may promote the stream sees
+// this, if this thread does not see what that thread has done
+// (Holders::GiveAway).
 void Handover::GiveAway(Sock* sock) {
   for (int i = 0; i < given_count_; ++i) {
     if (given_[i].sock == sock) return;
@@ -220,8 +222,8 @@ void Handover::FromOurs() {
       follows = Follows(sock);
       if (!follows) sock->across_exec().SpoilForNext(fd);
       if (spawn_) {
-        // This comes first, so that LaneOpen and TryAdopt see it if this thread
-        // does not see what they did.
+        // The count comes first, so that LaneOpen and TryAdopt see it if this
+        // thread does not see what they did.
         follows ? sock->across_exec().AddHolder() : GiveAway(sock);
         if (sock->Engaged() &&
             !sock->way_back().ToPlain(base::Reason::kPinnedExec)) {
@@ -259,8 +261,8 @@ void Handover::FromBorrowed() {
     if (sock == nullptr) continue;
     sock->copy().Reveal();
     if (Passed(sock->holders().number())) continue;
-    // This comes first, so that TryAdopt sees it if this thread does not see
-    // what TryAdopt did.
+    // The mark or the count comes first, so that TryAdopt sees it if this
+    // thread does not see what TryAdopt did.
     bool follows = Follows(sock);
     if (!follows) sock->across_exec().SpoilForNext(fd);
     follows ? sock->across_exec().AddHolder() : GiveAway(sock);
@@ -311,7 +313,8 @@ void Handover::Add(const char* format, long a, long b, unsigned c) {
       variable_ + length_, sizeof variable_ - length_, format, a, b, c));
 }
 
-// `c`: for the process that this one becomes; `s`: for a child of it.
+// `c`: the entry is for the process that this process becomes.  `s`: the entry
+// is for a child of this process.
 bool Handover::Bequeath(Sock* sock, std::uint64_t inode) {
   const int number = sock->across_exec().Bequeath(inode);
   if (number < 0) return false;
@@ -398,8 +401,9 @@ bool EachDescriptorBelow(int end, Each&& each) {
 
 enum class Found : std::uint8_t { kYes, kNo, kUnknown };
 
-// Binds every number below `end` that names the connection, wherever it was
-// put.  `make(fd)` returns the stream for the first such number, or null.
+// Binds every number below `end` that names the connection, wherever the old
+// program put it.  `make(fd)` returns the stream for the first of these
+// numbers, or null.
 template <class Make>
 Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
   Sock* sock = nullptr;

@@ -72,8 +72,8 @@ class Handover {
   int passed_[kMost];
   int heirlooms_ = 0;
   int heirloom_[kMost];
-  // Streams that the new program holds and is not told of.  Streams beyond
-  // kMost stay given away, even if TakeBack is called.
+  // Streams that the new program holds and cannot follow.  Streams beyond kMost
+  // stay given away, even if TakeBack is called.
   int given_count_ = 0;
   struct {
     Sock* sock;

@@ -92,7 +92,7 @@ void LookAfter(Conductor* conductor, std::uint32_t ms) {
 // Runs in pthread_exit, but not when main returns or calls exit.
 void FirstThreadEnds(void*) {
   ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
-  // This thread still counts until it has left libc.
+  // The calling thread counts until it has left libc.
   libc_threads.store(
       static_cast<const unsigned*>(::dlsym(RTLD_DEFAULT, "__nptl_nthreads")),
       std::memory_order_relaxed);

@@ -44,7 +44,7 @@ using rendezvous::Conductor;
 
 namespace {
 
-// A filter that rcsock was not told of refuses membarrier, so a sender may miss
+// A filter that rcsock has not seen refuses membarrier, so a sender may miss
 // that a thread here sleeps.  The conductor, which never sleeps on a lane,
 // takes all streams to TCP.  That ends every sleep.
 void BarriersLost() {
@@ -163,7 +163,8 @@ void BeforeExec(bool followed) {
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
       sock->claim().Lose();
     }
-    // This does not go into `stats`: an exec that fails loses nothing.
+    // The lost bytes are counted in `total`, and not in `stats`: an exec that
+    // fails loses nothing.
     if (!closes && !followed) {
       if (const std::size_t n = sock->read_ahead().Bytes()) {
         CountLost(sock, n, &total);
@@ -231,12 +232,12 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
     return;
   }
   if (InBorrowedMemory()) return;
-  // The handler of a fault inside one of rcsock's own calls ends the process.
-  // This thread may hold the latches.
+  // If depth is not 0, the handler of a fault inside one of rcsock's own calls
+  // ends the process.  This thread may hold latches.
   if (tls_signals.depth != 0) return;
   LeaveHiddenAtExit();
   if (ProcessPinned() == base::Reason::kSandboxed) {
-    // This touches memory alone, and makes no call that a filter may refuse.
+    // LetGo touches memory alone, and makes no call that a filter may refuse.
     ForEachSock([](Sock* sock) { sock->holders().LetGo(); });
     return;
   }

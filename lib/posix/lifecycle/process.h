@@ -29,7 +29,7 @@ void PinProcessFromConductor(base::Reason reason);
 // Pins the stream whose socket has this inode number.
 void PinBySocket(std::uint64_t inode, base::Reason reason);
 // Runs before exec.  Takes to TCP the streams that the new program inherits,
-// and writes the statistics.  `followed`: the new program is told what has been
+// and writes the statistics.  `followed`: the new program gets what has been
 // read ahead.
 void BeforeExec(bool followed);
 // Takes BeforeExec back: exec has failed.

@@ -65,7 +65,8 @@ Shared& The() {
 
 bool NeverAnyMore() { return verdict.state() == State::kMayUseStreams; }
 
-// Condemns a program whose code cannot be told: nothing is certain of it.
+// Condemns a program whose code cannot be examined: nothing is certain of that
+// program.
 void CannotTell() RC_REQUIRES(latch) {
   RCSOCK_LOG(1, "no lanes: what code the program has cannot be told");
   verdict.Condemn();
@@ -121,8 +122,8 @@ enum class Turned : std::uint8_t {
   kGaveUp,    // no memory for another turn
 };
 
-// Makes one turn.  If no other turn will come, puts the streams to be told into
-// *waiting.
+// Makes one turn.  If no other turn will come, moves the streams that wait for
+// the verdict into *waiting.
 Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   Shared& shared = The();
   shared.posted = nullptr;

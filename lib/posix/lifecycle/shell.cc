@@ -172,10 +172,10 @@ void PutBack() {
 
 }  // namespace
 
-// A reader may read `environ` during one popen, and popen_last during the next.
+// A thread may read `environ` during one popen, and popen_last during the next.
 // It then takes the first popen's list for the program's.  The strings of that
-// list stay for good.  Whatever hands over next removes the older handover's
-// name from the list.
+// list stay for good.  The next handover removes the older handover's name from
+// the list.
 char** ProgramEnvironment() {
   char** const now = Variable().load(std::memory_order_acquire);
   if (now == nullptr || now != popen_last.load(std::memory_order_relaxed)) {

@@ -27,8 +27,8 @@ class Prospect {
   static std::uint16_t ServiceAt(const sockaddr* address, socklen_t length,
                                  stream::Role role);
   static Promise Of(std::uint16_t service);
-  // How long a send may wait for the lane of such a connection; 0: not at all.
-  // Asked once for each connection.  Held follows.
+  // How long a send may wait for the lane of a connection to this service; 0:
+  // not at all.  Asked once for each connection.  Held follows.
   static std::uint64_t HoldNs(std::uint16_t service);
   // The send waited for `ns`.  `vain`: no lane came.
   static void Held(std::uint16_t service, std::uint64_t ns, bool vain);

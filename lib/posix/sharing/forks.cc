@@ -53,7 +53,8 @@ void EndForks() {
 }
 
 void ForksForkChild() {
-  // This thread may have a fork that a handler has interrupted to fork.
+  // A handler of this thread may have interrupted a fork of this thread, and
+  // forked too.
   forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
 }
 

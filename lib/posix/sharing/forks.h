@@ -7,8 +7,9 @@
 // connections.
 namespace rcsock::posix {
 
-// This thread begins a fork, and ends it.  A handler may fork while fork()
-// waits for a peer, so a thread may have several.
+// Called where this thread begins a fork, and where it ends the fork.  A
+// handler may fork while fork() waits for a peer, so a thread may have several
+// forks under way.
 void BeginFork();
 void EndFork();
 // Returns whether a fork has begun whose child is not there yet.  Then no

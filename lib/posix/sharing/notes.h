@@ -54,9 +54,10 @@ class Notes {
   // that socket.
   bool AddFlight(std::uint64_t to, std::uint32_t tag) const;
   void DropFlight(std::uint64_t to, std::uint32_t tag) const;
-  // A message has been taken at that socket, and becomes a share.  With `peek`
-  // the message stays, and the share is added.  0: no such message is noted, so
-  // the sender of the connection is not known.
+  // Called when a message has been taken from the socket `to`.  The flight that
+  // was noted for the message becomes a share.  With `peek` the flight stays,
+  // and the share is added.  Returns 0 if no flight is noted for the socket:
+  // then the sender of the connection is not known.
   std::uint64_t Arrive(std::uint64_t to, bool peek) const;
 
   // A number that tells messages from each other.

@@ -22,10 +22,11 @@ void GiveBell(int bell);
 // In a child of fork, where no bell has a holder.
 void ForgetBells();
 
-// The bell that tells this thread's lanes from other threads' when they are
-// bound to a completion queue (rdma).  It is free if there is any such bell,
-// from the last bell down, and is kept until the thread ends.  No sender rings
-// it for that, and TakeBell does not count it.
+// Returns the bell that distinguishes the lanes of this thread from those of
+// other threads, where lanes are bound to a completion queue (rdma).  Takes a
+// free bell if there is one, from the last bell down.  The thread keeps the
+// bell until it ends.  No sender rings the bell for such a lane, and TakeBell
+// does not count it.
 int QueueOfThread();
 void GiveQueueOfThread();
 

@@ -43,9 +43,10 @@ struct ThreadSignals {
   // here.
   std::atomic<int>* volatile counted = nullptr;
   const void* volatile frame = nullptr;
-  // The counts of a wait on an epoll set.  They are taken back before a handler
-  // runs, which may jump away, and told anew when it returns.  What a wait
-  // finds here at its start was left by some other jump.
+  // The counts of a wait on an epoll set.  A handler may jump away.  So the
+  // counts are taken back before a handler runs, and added again when the
+  // handler returns.  Counts that a wait finds here at its start are of a wait
+  // that a handler has jumped out of.
   CountedWait wait;
   // The RecvInPlace of a call into whose memory the peer may write.  It is
   // ended before a handler runs, which may jump out of the call.
@@ -69,8 +70,8 @@ struct ThreadSignals {
   // The list is all but full.  Every other signal is blocked until these are
   // delivered, and the kernel keeps them.
   volatile bool blocking = false;
-  // This thread's calls may receive in registered memory (RecvRegistered).  A
-  // handler begins without that, since it may jump away.
+  // The calls of this thread may receive in registered memory (RecvRegistered).
+  // A handler begins with false, since it may jump away.
   bool registered = false;
   // What `any` was at the start of a call that sends part after part.  Set
   // while it sends a later part (Sock::kLater).
@@ -105,7 +106,7 @@ struct SignalUsers {
 extern constinit SignalUsers signal_users;
 
 // A later part of a call that sends by parts.  `signals` is what `any` was at
-// the start.  A handler that makes such a call itself restores the value.  A
+// the start.  A handler that sends by parts itself restores the value.  A
 // handler that jumps out leaves a value that every call sets before it looks.
 class LaterPart {
  public:

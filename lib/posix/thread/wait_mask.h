@@ -36,9 +36,10 @@ class WaitMask {
   // what interrupted the thread before came before the wait.
   bool Block() {
     if (mask_ == nullptr || blocked_) return false;
-    // Only the kernel's word, which the caller has looked at.  Faults stay
-    // unblocked: if the program has no room for what is ready, that is EFAULT
-    // (base/guard.h), which a blocked fault would not become.
+    // Has only the one word that the kernel reads, which the caller has
+    // checked.  Faults stay unblocked.  If the program has no room for what is
+    // ready, the fault becomes EFAULT (base/guard.h).  With the fault blocked,
+    // the kernel would end the process.
     sigset_t mask;
     ::sigemptyset(&mask);
     std::memcpy(&mask, mask_, sizeof(std::uint64_t));
