@@ -33,7 +33,7 @@ Tuple MakeTuple(stream::Role role, const Address& local,
                 std::uint16_t peer_port);
 
 // Returns the tuple with the accepting half zero.  Address translation of the
-// destination (DNAT) leaves both ends the connecting half.
+// destination (DNAT) leaves the connecting half equal at both ends.
 Tuple ClientHalf(const Tuple& tuple);
 
 struct TupleHash {

@@ -40,8 +40,8 @@ class Anchors {
   bool Dispatch();
   // Makes a new set.  A descriptor may be closed without Unwatch while a
   // duplicate lives on.  Its registration then reports for ever, and cannot be
-  // removed: its number names another file. fd() changes.  Returns false and
-  // sets errno if it fails: the old set stays.
+  // removed: its number names another file.  fd() changes.  If this fails, it
+  // returns false and sets errno, and the old set stays.
   bool Rebuild();
 
  private:

@@ -65,9 +65,9 @@ class Connection : public CmOwner,
   void End();
   // The meeting is over.
   void LeaveMeeting() { meeting_ = nullptr; }
-  // Returns the lane to the stream that has it from now on.
+  // Returns the lane to the stream that owns it from now on.
   std::unique_ptr<lane::Lane> Deliver(std::shared_ptr<Seeker> seeker);
-  // Called after the stream has said where its completions are to go.
+  // Called after the stream has said where the lane's completions are to go.
   void StopDraining();
   // The stream has returned the lane.  Any thread may call this, before the
   // destructor.

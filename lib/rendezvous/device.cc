@@ -76,8 +76,8 @@ void LogError(const verbs::Error& error) {
              std::strerror(error.code));
 }
 
-// A stream has put something off, in order to send it with more.  It must not
-// wait for ever for a thread of the program to come by.
+// A stream has put off a send, in order to send it with more.  The send must
+// not wait for ever for a thread of the program to come by.
 static void OnPutOff(void* arg) {
   auto* core = static_cast<Core*>(arg);  // a core is never destroyed
   try {
@@ -182,8 +182,8 @@ void Device::Lose() {
 
 void Device::OnCm(const CmEvent& event) {
   // The keeper's own address may move to another device (ADDR_CHANGE).  The
-  // keeper stays bound to this device.  It only keeps the context, and hears
-  // that the device goes.
+  // keeper stays bound to this device.  It only keeps the context open, and
+  // gets the event that the device goes.
   if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) Lose();
 }
 

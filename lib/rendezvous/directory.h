@@ -85,7 +85,7 @@ class Directory : public ChannelOwner,
   bool foreign() const { return state_ == State::kForeign; }
   // Returns whether this process holds the port.
   bool owner() const { return state_ == State::kOwner; }
-  // Listens anew if this process owns the port, and its listener hears nobody.
+  // If this process owns the port, and its listener hears nobody, listens anew.
   void MendHearing();
   // The owner's listener, or null.
   Listener* listener() const { return listener_.get(); }

@@ -20,7 +20,7 @@ class Core;
 class Inspection {
  public:
   explicit Inspection(Core* core) : core_(core) {}
-  // Opens the name.  Without a descriptor for it, no client can ask.
+  // Opens the name.  If there is no descriptor for it, no client can ask.
   void Open();
   void Close();
   int fd() const { return listener_ == nullptr ? -1 : listener_->fd(); }

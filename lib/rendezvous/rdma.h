@@ -51,7 +51,7 @@ class Rdma {
   // Returns the device that `id` is bound to.  Returns null and sets *why if it
   // fails.
   std::shared_ptr<Device> DeviceOf(const rdma_cm_id* id, base::Reason* why);
-  // Some lane of some device has put something off.
+  // Some lane of some device has put off a send.
   void FlushSoon();
   void LoseDevice(const ibv_context* context);
   // The device has gone.  Drops its listeners, and what waits there.
@@ -112,7 +112,7 @@ class Rdma {
   // and handles their events.
   void DropHeldOf(const Listener* listener);
   // Refuses the REQs that are held, and frees the ports for other processes.
-  // Listening begins again when a stream waits.
+  // When a stream waits, this process listens again.
   void StopListening();
   // Marks a REQ's nonce, which is good for one lane.  Returns false if it was
   // used.

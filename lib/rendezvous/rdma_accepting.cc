@@ -21,13 +21,13 @@ constexpr milliseconds kAdoptFirst{50};
 // The next REQ may get lost as well.
 constexpr milliseconds kAskedAgainLimit{1500};
 
-// The most REQs of one search.  An honest peer asks six times, and each time
-// twice more if no answer comes.
+// The most REQs of one search.  An honest peer asks six times.  If no answer
+// comes, it repeats each twice.
 constexpr int kMostRequests = 18;
 
-// Whether a REQ was sent before the REQ of `than`.  On iWARP a REQ that is
-// given up goes on in the kernel's TCP, and may come after its successor.
-// Another process begins at any number.
+// Returns whether a REQ was sent before the REQ of `than`.  On iWARP a REQ that
+// is given up goes on in the kernel's TCP, and may come after its successor.
+// Each process begins its count at any number.
 bool Earlier(std::uint32_t epoch, std::uint32_t than) {
   constexpr std::uint32_t kNear = 4096;
   return than - epoch - 1 < kNear;

@@ -53,8 +53,8 @@ class Session : public ChannelOwner,
   void OpenSent(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Opened(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch,
               const stream::Nonce& peers, Proof proof);
-  // The peer of that link was to open this stream, and does not have its other
-  // end.
+  // The peer of that link should have opened this stream, and does not have its
+  // other end.
   void ClaimedInVain(const PeerLink& link);
   // The end that has answered is not the other end of this connection.
   void NotProven(PeerLink* link, int index, std::uint32_t epoch);
@@ -69,9 +69,10 @@ class Session : public ChannelOwner,
   // Whether the claim can be that of the other end.  `later`: the peer made the
   // claim after this search had begun.
   bool CanBePeer(const Claim& claim, bool later) const;
-  // Returns the inode number of the other end's socket, or 0 if it is unknown.
+  // Returns the inode number of the other end's socket, or 0 if the number is
+  // unknown.
   std::uint32_t OtherEnd() const;
-  // As OtherEnd, of an end in another network namespace.  `witness` comes from
+  // As OtherEnd, for an end in another network namespace.  `witness` comes from
   // the peer, and may be anything.
   std::uint32_t FarEnd(int witness) const;
   // Takes the peer's HELLO, if it has come.

@@ -26,7 +26,7 @@ class Sources {
   // Counts the lanes that want `source` drained.  A caller that counts up
   // counts down before its lane goes.
   void Want(lane::Source* source, int delta);
-  // Lets go of the sources that no lane wants.  One of them may be about to go.
+  // Forgets the sources that no lane wants.  One of them may be about to go.
   void Sweep();
   void Close();
   // Called in a child of fork, where nothing else of this object is called.

@@ -34,8 +34,8 @@ bool AtMost(std::uint64_t a, std::uint64_t b) {
   return a <= kControl || a - kControl <= b;
 }
 
-// Whether one end received no earlier what the other end sent last.
-// `received_all` says that nothing was under way.
+// Returns whether one end received no earlier than the other end sent its last
+// bytes.  `received_all` says that nothing was under way.
 bool InOrder(bool received_all, std::uint64_t sent_ms,
              std::uint64_t received_ms) {
   return !received_all || received_ms + kTicksMs >= sent_ms;

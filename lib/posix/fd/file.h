@@ -19,8 +19,8 @@ enum class FileKind : std::uint8_t {
 
 // An open description that rcsock follows.  The objects come from pools, and
 // never go back to the heap.  So a pointer from the table stays readable while
-// another thread closes the descriptor.  Whether the object is still the
-// number's is checked with its own latch held (I-LIFE-1).
+// another thread closes the descriptor.  A thread checks with the object's
+// latch held whether the number still names the object (I-LIFE-1).
 struct alignas(16) File {
   constexpr explicit File(FileKind k) : kind(k) {}
   bool Hidden() const { return kind > FileKind::kBetween; }
@@ -30,7 +30,7 @@ struct alignas(16) File {
   }
   // Only a child of fork changes it (hidden.cc).
   FileKind kind;
-  // How many numbers of this process name it; 0: in the pool, or closing.
+  // How many numbers of this process name the file; 0: in the pool, or closing.
   std::atomic<int> fds{0};
 };
 
@@ -76,7 +76,7 @@ inline std::uintptr_t WholeEntry(int fd) {
 // For comparison, or to look at its kind.
 inline File* Entry(int fd) { return FileIn(WholeEntry(fd)); }
 
-// The address of that entry; null: there is none.
+// The address of that entry; null: the table has none for the number.
 inline const void* TablePlace(int fd) {
   return static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)
              ? &fd_table[fd]
@@ -86,8 +86,8 @@ inline const void* TablePlace(int fd) {
 // What the number names when the kernel is done with it.
 [[gnu::noinline]] File* Settled(int fd);
 
-// What the number names.  It may wait for a closing thread, or for the owner of
-// a hidden stream, so the caller holds no latch.
+// Returns what the number names.  May wait for a closing thread, or for the
+// owner of a hidden stream, so the caller holds no latch.
 inline File* Lookup(int fd) {
   File* file = Entry(fd);
   return __builtin_expect(file != nullptr && file->kind >= FileKind::kBetween,
@@ -96,9 +96,9 @@ inline File* Lookup(int fd) {
              : file;
 }
 
-// What the number names for the caller.  For threads that look at all numbers:
-// it does not wait, and finds nothing at numbers with which the kernel is not
-// done, and no hidden file.
+// Returns what the number names for the caller.  For threads that look at all
+// numbers: does not wait, and finds no hidden file, and nothing at a number
+// that the kernel is still closing.
 [[gnu::noinline]] File* NamedInBetween(int fd);
 inline File* Named(int fd) {
   File* file = Entry(fd);

@@ -59,7 +59,8 @@ void Put(int fd, File* file) {
                      std::memory_order_release);
 }
 
-// kNo: another thread is closing it, or has. kIsHeld: another thread copies it.
+// kNo: another thread is closing the number, or has closed it.  kIsHeld:
+// another thread copies it.
 enum class Claimed : std::uint8_t { kYes, kNo, kIsHeld };
 Claimed Claim(int fd, File* file) {
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
@@ -121,8 +122,8 @@ void Recall(int fd) {
       entry, LentAt(fd).entry.load(std::memory_order_relaxed));
 }
 
-// Whether the borrowing child has ended, or is another program by now.  If kcmp
-// is forbidden, the answer is true.
+// Returns whether the borrowing child has ended, or is another program now.  If
+// kcmp is forbidden, returns true.
 bool Returned(int fd) {
   constexpr int kSameMemory = 1;  // KCMP_VM
   const int saved = errno;
@@ -152,8 +153,9 @@ int KernelClose(int fd, const Successor& next) {
                          : real::dup3(next.from, fd, next.flags);
 }
 
-// The number may be free.  A close here may linger.  Only if the number is free
-// can rcsock have been about to leave it.
+// If the number is free, rcsock may be about to move a descriptor of its own
+// away from it.  FreeNumber waits for that.  If the number is open, the close
+// of its file may linger, so FreeNumber does not go around the call.
 int KernelReplace(int fd, const Successor& next) {
   {
     const base::FreeNumber number;
@@ -196,14 +198,15 @@ void Lend(int fd) {
   auto entry = fd_table[fd].load(std::memory_order_acquire);
   do {
     const File* const file = FileIn(entry);
-    // Another thread is closing it.  Soon it names nothing.
+    // Another thread is closing the number, which soon names nothing.
     if (file == nullptr || file->kind == FileKind::kBetween ||
         (entry & kClaimed) != 0 || !MakeLent(fd)) {
       return;
     }
     LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
                               std::memory_order_relaxed);
-    // If the parent holds it, the holder finds it lent, and releases nothing.
+    // If a thread of the parent holds the number, it finds the number lent, and
+    // releases nothing.
     LentAt(fd).entry.store(entry & ~kHeld, std::memory_order_relaxed);
     // The parent's conductor may have set or cleared the mark.  The entry
     // returns as it was here, up to date or not.
@@ -335,8 +338,8 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   const bool follows = next.held != nullptr && next.held->file() != nullptr;
   int last = -1;
   if (!held && follows) {
-    // A stream that takes its place has an anchor, too.  The last close of a
-    // file may linger, so it must not come with the latch held.
+    // A stream that takes the file's place has an anchor, too.  The last close
+    // of a file may linger, so it must not come with the latch held.
     last = base::CopyHighForParent(fd);
     held = true;
   }
@@ -348,8 +351,8 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   Put(fd, &between);
   const int result = anchor ? KernelClose(fd, next) : KernelReplace(fd, next);
   const int error = errno;
-  // For instance, a filter of system calls refuses it.  The number still names
-  // the anchor, and no code knows it any more.
+  // A filter of system calls refuses the call, for instance.  The number still
+  // names the anchor, and no code knows it any more.
   if (anchor && result < 0 && next.from >= 0) ::syscall(SYS_close, fd);
   Put(fd, result >= 0 && follows ? Another(next.held->file()) : nullptr);
   between_latch.unlock();
@@ -396,8 +399,8 @@ int ReplaceFd(int fd, int from, int flags) {
     Recall(fd);
     HeldNumber held(from);
     Successor next{from, flags, &held};
-    // What the kernel would refuse changes nothing.  If `from` is not followed,
-    // another thread may close it at any moment.
+    // If the kernel would refuse the call, nothing changes.  If `from` is not
+    // followed, another thread may close it at any moment.
     base::UniqueFd copy;
     if (held.file() == nullptr && ProcessPinned() != base::Reason::kSandboxed) {
       copy.reset(base::CopyHighForParent(from));
@@ -451,7 +454,7 @@ void TableForkUnlock(bool child) {
   between_latch.UnlockAfterFork(child);
   if (!child) return;
   // The thread that was closing a number is not in the child.  What the kernel
-  // has there belongs to no file here.
+  // has at that number belongs to no file here.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     const std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);

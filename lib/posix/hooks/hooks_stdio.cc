@@ -117,9 +117,9 @@ void psiginfo(const siginfo_t* signal, const char* text) {
   real::psiginfo(signal, text);
 }
 
-// libc writes line by line, by calls of its own, so it writes to memory first.
-// As libc's, this takes nothing from malloc: a handler that reports a crash may
-// call it.
+// libc writes line by line, by calls of its own, so here libc writes to memory
+// first.  Like libc's, this function takes nothing from malloc: a handler that
+// reports a crash may call it.
 void backtrace_symbols_fd(void* const* frames, int count, int fd) {
   const bool follows = LookupSock(fd) != nullptr && !InBorrowedMemory();
   const int saved = errno;

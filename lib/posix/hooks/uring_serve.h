@@ -67,9 +67,9 @@ constexpr int kMostEvents = 32;
 int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
           int count);
 
-// A thread of the program waits in a ring's set while this lives.  Cancellation
-// ends it, too.  If a signal handler jumps out, it stays, and the thread's next
-// wait takes its place.
+// While an object of this class lives, a thread of the program waits in a
+// ring's set.  Cancellation ends it, too.  If a signal handler jumps out, the
+// object stays, and the thread's next wait takes its place.
 class Serving {
  public:
   explicit Serving(int fd);

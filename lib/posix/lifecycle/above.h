@@ -12,7 +12,8 @@ class Above {
   // in the child of fork.
   virtual void ForkLock();
   virtual void ForkUnlock(bool child);
-  // In the child, without these latches: before the streams, and behind them.
+  // In the child, without these latches.  ForkChild runs before the streams'
+  // part, and ForkChildLast after it.
   virtual void ForkChild();
   virtual void ForkChildLast();
   // How many threads run that are not the program's.

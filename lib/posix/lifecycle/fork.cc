@@ -39,8 +39,8 @@ constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
 void Lock() {
-  // No handler runs while these latches are held.  It could fork, too, and wait
-  // for itself, or jump away with the conductor's step.
+  // No handler runs while these latches are held.  A handler could fork, too,
+  // and wait for itself, or jump away with the conductor's step.
   EnterCritical();
   // Until here a handler may have made a whole fork.
   tls_forking = true;
@@ -186,8 +186,8 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
     int (*start)(void*);
     void* argument;
   } with{start, argument};
-  // Runs in the child, which ends with what `start` returns.  By libc only one
-  // thread would end, and the conductor is another.
+  // Runs in the child, which ends with what `start` returns.  libc would end
+  // only this thread, and the conductor is another.
   const auto begin = [](void* child) -> int {
     const Child mine = *static_cast<Child*>(child);
     ForkChild();

@@ -119,8 +119,8 @@ bool StartedByOther(const Executed& program) {
 }
 
 // Returns a sum of the last part of a program's name.  What is passed on is for
-// this program alone.  A program without rcsock in between may have forked, and
-// then uncounted processes hold the connection.
+// the program of this name alone.  A program without rcsock in between may have
+// forked, and then uncounted processes hold the connection.
 unsigned NameSum(const char* path) {
   unsigned sum = 2166136261u;
   for (const char* name = base::LastPart(path); *name != '\0'; ++name) {
@@ -136,8 +136,8 @@ bool Kept(int fd) {
 
 // Returns the parent's stream of the connection `inode`, usually that of the
 // number `number`.  A stream that was never adopted does not know its inode
-// number yet, but may be adopted at any moment.  The parent's descriptor tells
-// the inode number.
+// number yet, but may be adopted at any moment.  Its inode number is found by
+// the parent's descriptor.
 Sock* FindInode(std::uint64_t inode, int number) {
   const auto is = [inode](int fd) -> Sock* {
     Sock* sock = OwnersSock(fd);
@@ -165,7 +165,7 @@ Handover::Handover(bool spawn, const Executed& program,
       program_(Null(program.name) ? nullptr : program.name),
       listed_(PreloadIn(environment)),
       other_(listed_ && StartedByOther(program)),
-      // Nothing tells before whether a program is linked with rcsock.
+      // Nothing says beforehand whether a program is linked with rcsock.
       known_(!other_ && (listed_ || OwnFace() == Face::kLibrary)) {
   const int saved = errno;
   std::memcpy(variable_, kName, kNameLength);
@@ -247,7 +247,7 @@ void Handover::FromOurs() {
   }
 }
 
-// No table has what the child has done to its descriptors, so its connections
+// The child's changes to its descriptors are in no table, so its connections
 // are found by inode number.  The streams are the parent's.  The parent's
 // conductor moves them, and this thread only waits for that.
 void Handover::FromBorrowed() {
@@ -389,7 +389,7 @@ void Handover::Extend(char* const from[], char** to, char* text) const {
 namespace {
 
 // Calls each(number) for every descriptor of the process below `end`.  Returns
-// false if it cannot tell which there are.
+// false if the descriptors cannot be listed.
 template <class Each>
 bool EachDescriptorBelow(int end, Each&& each) {
   const bool all = base::EachDescriptor(0, [&](int fd) {

@@ -22,14 +22,15 @@ namespace rcsock::posix {
 // signal off to the section's end, and returns true.
 using DeferSignal = bool (*)(int number, const siginfo_t* info, void* context);
 void InitLastWords(DeferSignal defer);
-// Gives default actions back to the kernel for good.  A filter of system calls
-// is coming, or this is a child that has become the first of a PID namespace.
+// Gives default actions back to the kernel for good.  Called when a filter of
+// system calls is coming, or when this is a child that has become the first
+// process of a PID namespace.
 void EndLastWords();
 
 // For HookedSigaction, with its latch held.  The program leaves `number` to its
 // default action, and the kernel knows that.
 void HideDefault(int number);
-// Changes what the kernel said of `number` into what the program is to see.
+// Changes what the kernel says of `number` into what the program is to see.
 void ShowDefault(int number, struct sigaction* action);
 
 }  // namespace rcsock::posix

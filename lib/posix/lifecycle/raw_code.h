@@ -26,14 +26,14 @@ Answer MaySeek(const std::shared_ptr<Sock>& sock,
 // Returns true if a stream that has looked for its peer may go on to a lane: no
 // unseen open has come since MaySeek.  Takes no latch.
 bool MayAdopt();
-// Drops that reference: the stream has given the search up.
+// Drops that reference: the stream has given up the search.
 void Forget(const Sock* sock);
 
 // Looks at the code of a library that the program has loaded.  May pin the
 // process.
 void AfterOpen();
-// The program is about to load a library, and rcsock will not hear of the end.
-// Takes all streams to TCP, and the next search begins with a look.
+// The program is about to load a library, and rcsock will not see the end of
+// the load.  Takes all streams to TCP, and the next search begins with a look.
 void BeforeUnseenOpen();
 
 // Take and release the latch around fork.

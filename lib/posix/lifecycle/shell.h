@@ -3,7 +3,7 @@
 
 namespace rcsock::posix {
 
-// system() with an environment of its own.  libc's takes it from `environ`,
+// system() with an environment of its own.  libc's system() takes `environ`,
 // which belongs to all threads.
 int SystemWith(const char* command, char* const environment[]);
 
@@ -41,7 +41,7 @@ class PopenEnvironment {
 // Around fork.
 void ShellForkLock();
 void ShellForkUnlock(bool child);
-// In the child, whether it was locked or not.
+// In the child, whether the latch was held or not.
 void ShellForkChild();
 
 }  // namespace rcsock::posix

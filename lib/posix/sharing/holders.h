@@ -63,7 +63,7 @@ struct Holding {
   // Counts one more hidden copy.  Returns false, and counts none, if there are
   // too many, or if no process has the connection any more.
   bool Hide();
-  // Returns false if Hide() could fail for want of room soon: threads may fork
+  // Returns false if Hide() could soon fail for lack of room: threads may fork
   // at once.
   bool MayHideMore() const {
     return (count.load() & kHidden) / kOneHidden < kMostHidden - 64;

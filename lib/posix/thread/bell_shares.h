@@ -6,15 +6,15 @@
 namespace rcsock::posix {
 
 // The bell on which every poll() and select() of the process sleeps, beside the
-// bells that its streams ring.  It tells of what happens to a stream in this
-// process, and rings for the lanes to other hosts.
+// bells that its streams ring.  The bell rings when something happens to a
+// stream in this process, and for the lanes to other hosts.
 constexpr int kPollBell = 1;
 
 // Chooses the bell of an epoll set, or of a thread that polls: a free bell if
 // there is any, else the bell with the fewest holders.  Sets take from the
 // first bells up, and threads from the last bells down.  A bell that is given
-// back is taken again.  So no more are made than are needed at a time.  Each
-// costs a descriptor here, and one in each peer's process.
+// back is taken again.  So the process makes no more bells than it needs at a
+// time.  Each costs a descriptor here, and one in each peer's process.
 //
 // Any thread may call these, also in a handler.  None waits.
 int TakeBell(bool thread);
