@@ -17,16 +17,16 @@ namespace rcsock::base {
 // makes every running thread of the registered processes execute a full fence.
 // So the data path needs only to keep the compiler from reordering.
 
-// What this process could register for. InitBarriers sets it, and sets it again
-// in a child of fork. A later filter of system calls may take it away.
+// What this process could register for. InitBarriers sets it at start, and
+// again in a child of fork. A later filter of system calls may take it away.
 struct Barriers {
   std::atomic<bool> threads{false};    // among the threads of this process
   std::atomic<bool> processes{false};  // among registered processes
 };
 inline constinit Barriers barriers;
 
-// The thread whose barrier among processes is refused calls it: from now on no
-// sleep on a lane can be trusted.
+// A thread calls it if the kernel refuses its barrier among processes: from now
+// on no sleep on a lane can be trusted.
 using BarriersLost = void (*)();
 inline constinit BarriersLost barriers_lost = nullptr;
 
@@ -60,8 +60,8 @@ constexpr int kNapLooks = 10;
 
 inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-// The sleeper's side. Always a full fence here; if registered, also in the
-// other threads or processes.
+// The sleeper's side. Always a full fence in this thread. If the process has
+// registered, also in the other threads or processes.
 inline void HeavyFenceThreads() {
   FullFence();
   if (!barriers.threads.load(std::memory_order_relaxed)) return;

@@ -16,8 +16,8 @@
 
 namespace rcsock::direct {
 
-// Returns true if the next definitions of all these calls are libc's. Then no
-// other library misses its calls.
+// Returns true if the next definitions of all these calls are libc's. Then
+// rcsock bypasses no other library.
 bool AllOfLibc();
 
 [[gnu::noinline, gnu::cold]] long Failed(long result);

@@ -66,7 +66,7 @@ bool IsGlibcs(const char* loader) {
   return own != nullptr && std::strcmp(own, loader) == 0;
 }
 
-// The beginning of a file, which usually has all that is read.
+// The beginning of a file, which is usually all that is needed.
 class Head {
  public:
   explicit Head(int fd) : fd_(fd) {
@@ -175,8 +175,8 @@ std::uint64_t PlaceOfVersions(const Head& head, const Elf64_Ehdr& header) {
   return 0;
 }
 
-// Returns true if the file is a libc that has versions, but not that which we
-// need.
+// Returns true if the file is a libc that has versions, but not the version
+// that rcsock needs.
 [[gnu::noinline]] bool IsTooOld(int fd) {
   const Head head(fd);
   Elf64_Ehdr header;

@@ -233,7 +233,7 @@ class RuleReader {
     return Ports(value, &rule_);
   }
 
-  // What lanes the streams have, and of what kind.
+  // Which lanes the streams may have, and of which kind.
   bool TakeLane(Piece key, Piece value) {
     if (key.Is("lanes")) {
       rule_.sets_lanes = true;

@@ -31,8 +31,8 @@ namespace rcsock::real {
 // null.
 void* Resolve(void** slot, const char* name);
 
-// Returns true for what Resolve has found of a call that this libc does not
-// have: it fails with ENOSYS.
+// Returns true if Resolve has found that this libc does not have the call,
+// which then fails with ENOSYS.
 bool IsMissing(const void* found);
 
 // Looks for the calls that an old libc does not have.

@@ -14,9 +14,9 @@
 
 namespace rcsock::base {
 
-// Sleeps of an application's call. In each of them pthread_cancel ends the
-// thread, asleep or about to be, as in the kernel's blocking calls. The
-// callers' frames are unwound.
+// Sleeps of an application's call. pthread_cancel ends the thread in each of
+// them, asleep or about to be, as in the kernel's blocking calls. The callers'
+// frames are unwound.
 
 // As FutexWait.
 int FutexSleep(const void* word, std::uint32_t expected,

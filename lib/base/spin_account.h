@@ -13,7 +13,8 @@ namespace rcsock::base {
 // finds something saves the sleep, and the peer's call that ends the sleep.  A
 // spin that finds nothing is paid from the credit.
 //
-// It owns its figures alone, and reads no clock.  Times are in nanoseconds.
+// Its thread alone uses the account, which reads no clock.  Times are in
+// nanoseconds.
 class SpinAccount {
  public:
   // What can be saved up.  A thread begins with it.
@@ -25,22 +26,23 @@ class SpinAccount {
   // What the two messages save if the thread has not slept: the sleep and the
   // wake-up, too.
   static constexpr std::int32_t kFoundNs = 13'000;
-  // What a message saves if the account knows only that it moved. The looks
-  // before the spin have found it, or it was sent.
+  // What a message saves if the account knows only that it moved.  The looks
+  // before the spin have found the message, or this thread has sent it.
   static constexpr std::int32_t kQuickNs = 4'000;
   // What the looks before a spin take.
   static constexpr std::int32_t kLooksNs = 2'000;
-  // What a try that has found something leaves of what was saved.
+  // The part of the credit that a try leaves when it has found something.
   static constexpr std::int32_t kTriedNs = 100'000;
-  // A spin below this finds nothing that the looks have not found.
+  // A spin shorter than this finds nothing that the looks have not found.
   static constexpr std::int32_t kLeastNs = 6'000;
 
-  // The thread has slept, and what it slept for has come.
+  // The thread has slept, and the message that it waited for has come.
   void Slept() { Add(kSleptNs); }
   // A spin has found something after `spent_ns`.
   void Found(std::int64_t spent_ns) {
     Add(kFoundNs - kLooksNs - spent_ns);
-    // The peer may be awake from now on.  If it is not, the next try is far.
+    // The peer may be awake from now on.  If the peer is not, the next try is
+    // far off.
     if (trying_ && spent_ns > kFoundNs) {
       credit_ns_ = std::min(credit_ns_, kTriedNs);
     }
@@ -48,8 +50,8 @@ class SpinAccount {
   }
   // A spin has found nothing.
   void Missed(std::int64_t spent_ns) {
-    // A try costs all that was saved for it.  So tries that find nothing leave
-    // most of what the lane saves.
+    // A try costs all the credit that was saved for it.  So tries that find
+    // nothing leave most of what the lane saves.
     Add(trying_ ? -kMostNs : -kLooksNs - spent_ns);
     trying_ = false;
   }

@@ -86,8 +86,8 @@ struct SpinBudget {
     // Multiples of what was lost.
     constexpr std::uint64_t kLeastTimes = 8;
     constexpr std::uint64_t kMostTimes = 32;
-    // The limit for any loss.  A machine that was stopped says nothing of its
-    // load.
+    // The limit for any loss.  If a machine was stopped, the loss says nothing
+    // of its load.
     constexpr std::uint64_t kLimitUs = 2'000'000;
     if (held) return;
     const std::uint64_t limit = kLimitUs * ticks_per_us;
@@ -108,9 +108,9 @@ struct SpinBudget {
 extern thread_local constinit SpinBudget tls_spin
     __attribute__((tls_model("initial-exec")));
 
-// What threads of this process have spun behind the looks of the first
-// microsecond, and how much of that found something.  A thread may owe
-// kSpunUncountedNs.
+// How long threads of this process have spun after the looks of the first
+// microsecond, and for how much of that they found something.  A thread may
+// have kSpunUncountedNs that are not added yet.
 extern std::atomic<std::uint64_t> spun_ns;
 extern std::atomic<std::uint64_t> spun_well_ns;
 constexpr std::uint32_t kSpunUncountedNs = 200'000;

@@ -11,7 +11,7 @@ namespace rcsock::base {
 // Closes an internal descriptor by a raw system call, never through the
 // preload.
 void CloseRaw(int fd);
-// The number is internal no longer; its caller closes it in another way.
+// The number is no longer internal; its caller closes it in another way.
 void Disown(int fd);
 
 // Moves `fd` to the top of the process's range, close-on-exec. So the
@@ -88,9 +88,10 @@ void CloseParentFds();
 // Returns true if `fd` is internal: hidden from the application, which cannot
 // close it.
 bool IsInternalFd(int fd);
-// For a number that was seen to be open: returns true if it is internal, or is
-// not open any more. IsInternalFd misses a number that another thread is just
-// making or closing. Requires that the caller holds no LowNumber.
+// For a number that was seen to be open. Returns true if the number is
+// internal, or is not open any more. IsInternalFd misses a number that another
+// thread is just making or closing. Requires that the caller holds no
+// LowNumber.
 bool IsInternalFdOrGone(int fd);
 
 class UniqueFd {

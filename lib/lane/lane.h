@@ -25,8 +25,8 @@ enum class Head : std::uint8_t {
           // and nothing more can be taken from it
 };
 
-// How many messages the sender may still send before it hears from the
-// receiver, and how many that can be at most.
+// How many messages the sender may send before it gets more credit, and the
+// most that number can be.
 struct Credits {
   std::uint32_t left = 0;
   std::uint32_t most = 0;
@@ -39,7 +39,7 @@ struct Region {
   std::uint64_t key = 0;  // rdma: rkey; shm: segment number
 };
 
-// Bits: how the peer is to tell this end of what the peer does.
+// Bits that say how the peer notifies this end of what the peer does.
 enum Notify : std::uint32_t {
   kNotifyNone = 0,
   kNotifyRxPoller = 1,    // new data or control: the poller must see it
@@ -69,9 +69,11 @@ class Lane {
   virtual Region TxRegion() const = 0;
 
   // --- Sending ---------------------------------------------------------------
+  //
   // Posts up to `limit` bytes of iov[0..count) from byte `skip` on, as one or
-  // more writes with immediate. Tells the receiver as it has asked. Returns the
-  // bytes taken: fewer than asked, perhaps 0, when credit runs out.
+  // more writes with immediate. Notifies the receiver as the receiver has
+  // asked. Returns the bytes taken: fewer than asked, perhaps 0, when credit
+  // runs out.
   virtual std::size_t Post(const iovec* iov, int count, std::size_t skip,
                            std::size_t limit) = 0;
   // Posts one control message of at most kCtlMax bytes. The lane keeps slots
@@ -175,8 +177,8 @@ class Lane {
   // --- End -------------------------------------------------------------------
   // kNone while the lane works; else why it does not.
   virtual base::Reason State() const = 0;
-  // Rule 11: from now on nothing that arrives is accepted. What has landed by
-  // now stays readable: Read and CopyUnacked go on working. Idempotent.
+  // Rule 11: from now on nothing that arrives is accepted. What has landed
+  // before stays readable: Read and CopyUnacked go on working. Idempotent.
   virtual void Freeze() = 0;
   // The caller knows that the peer's process is dead. What the peer has put
   // into the ring since Freeze becomes readable, as the ring is now; a peer

@@ -111,8 +111,8 @@ class Rx {
   // Drops the rest of the current message without consuming it. The lane ends.
   void Forget() { left_ = 0; }
 
-  // Returns true if enough has been consumed since the last credit to tell the
-  // sender.
+  // Returns true if enough has been consumed since the last credit to write a
+  // new one.
   bool CreditDue() const {
     return next_ - published_ >= due_slots_ || pending_bytes_ >= due_bytes_;
   }
@@ -127,7 +127,7 @@ class Rx {
   }
 
  private:
-  // Often enough that a sender in full flow never waits for credit; seldom
+  // Often enough that a sender in full flow never waits for credit, and seldom
   // enough that the control line stays shared.
   static constexpr std::uint32_t kDueBytes = 16 * 1024;
 

@@ -66,8 +66,9 @@ struct Piece {
 };
 
 // The sender's side of a ring: what is free, what is outstanding and where. The
-// lane's latch of this direction guards it. All state is private: of what the
-// peer can write, it uses only the credit, and checks that.
+// lane's latch of this direction guards it. All state is private to this
+// process. Of what the peer can write, it uses only the credit, and checks
+// that.
 class Tx {
  public:
   // `table` has geometry.slots entries and outlives this. Its first entry is
@@ -213,7 +214,7 @@ class Tx {
   Placement ReserveCtl(std::size_t length, Kind kind = Kind::kCtl);
 
   // The receiver has consumed its first `consumed` messages. Returns false if
-  // that cannot be: the count went back, or is beyond what was sent.
+  // that is impossible: the count went back, or is beyond what was sent.
   [[nodiscard]] bool OnCredit(std::uint64_t consumed) {
     if (consumed < credited_ || consumed > sent_) return false;
     // At most `slots` turns: no more can be outstanding.
@@ -245,7 +246,7 @@ class Tx {
 
   // The first two count messages, the last two data bytes.
   std::uint64_t sent() const { return sent_; }
-  // As sent(), for any thread; it may be behind.
+  // As sent(), for any thread; the value may be out of date.
   std::uint64_t SentByNow() const {
     return __atomic_load_n(&sent_, __ATOMIC_RELAXED);
   }

@@ -102,13 +102,17 @@ struct Quick {
 // anchor. Once the stream is adopted, every byte of either direction passes
 // through it.
 //
+// The comments name the ends as docs/protocol.md does. P proposes, and R
+// responds. C has connected, and S has accepted.
+//
 // The owner holds the tx and rx latches around every call except the fast
 // paths: Write while FastTx() under the tx latch alone, Read while FastRx()
 // under the rx latch alone. Transitions happen under both latches. So what
 // FastTx() says under one latch stays true as long as that latch is held.
 class Stream {
  public:
-  // `quick` is null, or outlives the Stream, or its owner no longer uses it.
+  // `quick` is null, or outlives the Stream, or its owner uses the Stream no
+  // longer.
   Stream(Role role, Anchor* anchor, Limits limits, Quick* quick = nullptr);
   // Allocates from a pool of Streams; null when out of memory.
   static void* operator new(std::size_t size) noexcept;
@@ -144,9 +148,9 @@ class Stream {
   // peer must get RST. The stream lives on, driven by Progress, until
   // kFinished.
   void Close(bool reset);
-  // Says in a frame, if one is legal, that the reset of the anchor that follows
-  // is the application's, or due to unread data. Otherwise the peer cannot tell
-  // it from a reset that only an unread frame has caused.
+  // Says in a frame, if one is legal, why the anchor is about to be reset: the
+  // application wants it, or there is unread data. Otherwise the peer cannot
+  // distinguish this reset from one that only an unread frame has caused.
   void TellReset();
   // SO_ERROR: returns the error that the next call would report, once. 0: none.
   int TakeError();
@@ -185,9 +189,9 @@ class Stream {
   // silent connection.
   void Beat();
   // Returns true if the stream is closed by a reset and bytes may still be on
-  // their way on a lane to another host. TCP would bring the reset behind them,
-  // so it waits until they have landed, or for Hurry. The owner calls Hurry
-  // soon.
+  // their way on a lane to another host. Over TCP the reset would come after
+  // them. So the reset waits until they have landed, or for Hurry. The owner
+  // calls Hurry soon.
   bool AwaitsLanding() const;
   void Hurry();
   // Leaves the lane by this end's own will (rule 11 ff.), or because its owner
@@ -206,21 +210,21 @@ class Stream {
   bool AtKernel() const {
     return rx_ == Rx::kRaw && ahead_ == 0 && !eof_ && !failed_ && !closed_;
   }
-  // How many of the next bytes from TCP the application has already.
+  // How many of the next bytes from TCP the application already has.
   std::size_t Ahead() const { return ahead_; }
   // Returns true if the peer has sent bytes that this end has not taken. A
   // close, or the end of the process, is then a reset.
   bool Untaken() const;
-  // Returns true if only bytes read ahead, and an error that the kernel has
-  // reported, keep the owner from using the anchor directly. After TakeStash it
-  // may.
+  // Returns true if nothing but bytes read ahead, and an error that the kernel
+  // has reported, keeps the owner from using the anchor directly. After
+  // TakeStash the owner may use it.
   bool OnlyStash() const;
   // Returns the error that a reader would get behind these bytes.
   int ErrorBehindStash() const;
   ByteQueue TakeStash();
   void GiveStash(ByteQueue bytes) { stash_.Swap(bytes); }
-  // Tells the peer that a lane is not taken. So it need not wait for an answer
-  // to its PROPOSE.
+  // Tells the peer that this end does not take the lane. So the peer need not
+  // wait for an answer to its PROPOSE.
   static void Refuse(lane::Lane* lane, std::uint32_t epoch);
   // Call it after kSettled. The caller may then destroy the lane.
   void ReleaseLane();
@@ -236,8 +240,8 @@ class Stream {
   // --- State
   Tx tx() const { return tx_; }
   Rx rx() const { return rx_; }
-  // FastTx: Write is lane->Post and a counter. FastRx: Read is lane->Read and a
-  // counter.
+  // FastTx: Write is only lane->Post and a counter. FastRx: Read is only
+  // lane->Read and a counter.
   bool FastTx() const { return fast_tx_; }
   bool FastRx() const { return fast_rx_; }
   // Returns true if the next byte comes from the lane. The end may be known
@@ -266,9 +270,11 @@ class Stream {
   // nothing queued and nothing stashed. The owner may then use the anchor
   // directly again.
   bool Idle() const;
-  // Every write fails from now on, whatever the kernel would say to the next.
+  // Every write fails from now on, whatever the kernel would answer to the
+  // next.
   bool TxBroken() const { return tx_broken_; }
-  // To TCP the connection has been reset, and the application could know it.
+  // As TCP sees it, the connection has been reset, and the application could
+  // know it.
   bool Gone() const { return tx_broken_ && !last_write_; }
   // Returns whether the peer has said that it sends no more. The application
   // may have bytes still to read before that end.
@@ -305,7 +311,8 @@ class Stream {
     kSwitch,   // a SWITCH that waits for TCP to reach X_r
     kGot,      // GOT sent, or (R) COMMIT verified and GOT awaited
   };
-  // Switches single rules off, so that tests show that they notice.
+  // Switches single rules off, so that tests show that they notice a broken
+  // rule.
   enum Broken : std::uint16_t {
     kNoFreeze = 1,
     kRawFirst = 2,
@@ -332,8 +339,8 @@ class Stream {
   // The application's calls (stream.cc).
   ssize_t WriteSlow(const iovec* iov, int count, std::size_t total);
   ssize_t ReadSlow(const iovec* iov, int count, std::size_t total, bool peek);
-  // One look at all that there is to read. Returns nothing if another look may
-  // find more, because TCP has brought a frame or the end.
+  // One look at all that there is to read. If another look may find more, since
+  // TCP has brought a frame or the end, returns nothing.
   std::optional<ssize_t> ReadOnce(const iovec* iov, int count,
                                   std::size_t total, bool peek);
   std::optional<ssize_t> ReadKernel(const iovec* iov, int count, bool peek);
@@ -409,7 +416,7 @@ class Stream {
   void TellLeft();
   bool MayLetGo() const;
   std::size_t WantedAhead() const;
-  // Rule 21. One byte more tells whether TCP ends there.
+  // Rule 21. One byte more shows whether TCP ends there.
   bool StashIsFull() const { return stash_.size() > limits_.stash; }
   bool PeerIsDead() const;
   void OnTcpEnd(int error);
@@ -493,9 +500,9 @@ class Stream {
   std::uint64_t x_ = 0;            // own X_p or X_r
   std::uint64_t posted_base_ = 0;  // lane_->Posted() at x_
   std::uint64_t rx_x_ = 0;         // the peer's X, while waiting_ != kNothing
-  // The staged bytes while in PROP, if Copies(). An unproven peer gets none
-  // into the ring: its credit would be a stranger's word. On a tie C drops S's
-  // bytes from the ring, before S knows of the tie.
+  // The staged bytes while in PROP, if Copies(). An unproven peer gets no
+  // staged byte into the ring: the credit for it would be a stranger's claim.
+  // On a tie C drops S's bytes from the ring, before S knows of the tie.
   ByteQueue copy_;
   // What waited in the ring, not trusted, when the lane was frozen, or what a
   // tie dropped. It is delivered only if TCP ends exactly at rx_x_: then the
@@ -551,7 +558,8 @@ class Stream {
   bool last_write_ = false;   // tx_broken_, but TCP would not know it yet
   bool failed_ = false;       // the peer broke the rules
   int so_error_ = 0;          // reported once
-  int send_error_ = 0;        // a frame's send got it: for OnTcpEnd to judge
+  int send_error_ = 0;        // a frame's send has reported it: OnTcpEnd judges
+                              // it
   std::uint64_t pfin_ = 0;
 
   std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read

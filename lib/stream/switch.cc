@@ -90,7 +90,8 @@ void Stream::OnCtl(const Ctl& ctl) {
     case CtlKind::kAccept:
       return OnAccept(ctl);
     case CtlKind::kRefuse:
-      // An answer; or the peer has left before any PROPOSE, or before COMMIT.
+      // Either an answer, or the peer has left before any PROPOSE, or before
+      // COMMIT.
       return Trigger(
           tx_ == Tx::kProp || tx_ == Tx::kComm ? base::Reason::kPeerRefused
           : tx_ == Tx::kRaw && rx_ == Rx::kRaw ? base::Reason::kPeerDemoted

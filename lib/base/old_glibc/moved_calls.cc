@@ -17,7 +17,7 @@ namespace {
 
 namespace base = rcsock::base;
 
-// What libdl is made of before glibc 2.34. libc has them for itself.
+// __libc_dlopen_mode of libc, on which libdl is built before glibc 2.34.
 using OpenMode = void*(const char* path, int mode);
 constexpr int kByDlopen = static_cast<int>(0x80000000);
 
@@ -54,7 +54,8 @@ void LoadOldLibraries() {
 
 }  // namespace
 
-// Without one of these glibc no program would have begun with this library.
+// Every glibc with which a program can begin under this library has the
+// function, in libc or in one of the two.
 extern "C" [[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_moved(
     const char* name) {
   void* found = Find(name);
@@ -71,8 +72,8 @@ extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
     void* address, dl_find_object* result) noexcept {
   static decltype(&::_dl_find_object) slot = nullptr;
   static bool looked = false;
-  // Once: where it is missing, the look goes on to what dlopen has brought, and
-  // another thread may unload that meanwhile.
+  // Once: if the function is missing, the look goes on to what dlopen has
+  // brought, and another thread may unload that meanwhile.
   if (!__atomic_load_n(&looked, __ATOMIC_ACQUIRE)) {
     __atomic_store_n(&slot,
                      reinterpret_cast<decltype(slot)>(Find("_dl_find_object")),

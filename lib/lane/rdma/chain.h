@@ -37,9 +37,9 @@ class Chain {
     carried_ = static_cast<std::uint32_t>(consumed);
     carries_ = true;
   }
-  // Whether a message of `length` can take a credit along. The bits in an
-  // immediate are counted from what is known to have been sent. A credit word
-  // that is not inline may tell more than that when it goes out at last.
+  // Returns whether a message of `length` can take a credit along. The credit's
+  // bits in an immediate count from what is known to have been sent. A credit
+  // word that is not inline may have a later value when it goes out at last.
   bool MayCarry(std::uint32_t length) const {
     return lane_.iwarp_ || (length <= ring::kMaxWithCredit &&
                             lane_.inline_bytes_ >= sizeof(std::uint64_t));
@@ -70,7 +70,7 @@ class Chain {
   // iWARP: adds a READ. Its answer says that every write before it is in its
   // place.
   void Fence();
-  // The completion of the last write is that of all that has been placed.
+  // The completion of the last write counts for all that has been placed.
   void Ticket() { ticket_ = true; }
   bool empty() const { return count_ == 0; }
   bool Full() const { return count_ + 4 > kMost; }

@@ -32,9 +32,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
                                                base::Reason* why,
                                                verbs::Error* error) = 0;
-  // How large the receive rings of lanes made from now on are at first, slots
-  // and all, and how large they may grow. Both are rounded up to powers of two
-  // from 16 KiB to 8 MiB. By default 16 KiB, on iWARP 12 KiB, and 8 MiB.
+  // How large the receive rings of lanes made from now on are at first, and how
+  // large they may grow. The size includes slots and head line. Both are
+  // rounded up to powers of two from 16 KiB to 8 MiB. By default 16 KiB, on
+  // iWARP 12 KiB, and 8 MiB.
   virtual void SetRingBytes(std::size_t first, std::size_t most) = 0;
   // How lanes made from now on divide their work. The default depends on the
   // device.

@@ -32,8 +32,8 @@ class EventWatch {
   }
 
  private:
-  // A device tells within microseconds, and a busy CPU takes an interrupt some
-  // milliseconds later.
+  // A device reports within microseconds, and a busy CPU takes an interrupt
+  // some milliseconds later.
   static constexpr std::uint64_t kLimitNs = 500'000'000;
 
   bool empty_ = false;

@@ -61,8 +61,8 @@ class Memory {
   ibv_pd* pd() const { return pd_; }
   // How much the whole process may pin for the sake of speed.
   void SetBudget(std::uint64_t bytes) { budget_ = bytes; }
-  // False if more memory than a new lane has is not to be had. Then the
-  // `refused` hook is called.
+  // Returns whether a lane may have a block of `bytes`: one of the size of a
+  // new lane's, or one within the budget. If not, calls the `refused` hook.
   bool MayGrow(std::size_t bytes) const;
   std::uint64_t pinned() const {
     return pinned_.load(std::memory_order_relaxed);
@@ -95,7 +95,7 @@ class Memory {
 // Threads: any.
 class Sink {
  public:
-  // False: not to be had now. Once true, it stays true.
+  // Returns false if the sink cannot be had now. Once true, it stays true.
   bool Ready(Memory* memory);
   const Block& block() const { return block_; }  // when Ready
 

@@ -141,12 +141,12 @@ class QpLane final : public RdmaLane {
     return target_.length == 0 ||
            rx_.next() > target_end_.load(std::memory_order_relaxed);
   }
-  // Whether what has been read ends within a send that goes on in an exact
-  // target. False from some time after the first look on, since the peer may
-  // say so for ever.
+  // Returns whether the bytes that have been read end within a send that goes
+  // on in an exact target. Returns false from some time after the first look
+  // on, since the peer may say so for ever.
   bool TargetGoesOn();
   // Closes the window. Unread bytes of the target go where they would be
-  // without it.
+  // without the target.
   void CloseTarget(Window* window);
 
   // A number that no other lane of the process has.
@@ -199,8 +199,8 @@ class QpLane final : public RdmaLane {
   std::size_t Pinned() const override;
   void Lost(base::Reason reason) override;
 
-  // Posts what waits, if the send queue has room. True: nothing waits any more.
-  // Any thread may call it.
+  // Posts the records that wait, if the send queue has room. Returns true if
+  // nothing waits any more. Any thread may call it.
   bool Flush();
 
   // For tests.
@@ -258,8 +258,8 @@ class QpLane final : public RdmaLane {
     std::uint32_t lkey = 0;
     std::uint32_t rkey = 0;
   };
-  // Messages that the peer has consumed, as far as its credit word and the
-  // drained messages tell.
+  // Messages that the peer has consumed, by its credit word and the drained
+  // messages.
   std::uint64_t Consumed() const {
     return std::max(
         CreditWord().load(std::memory_order_acquire) & kConsumedMask,
@@ -274,7 +274,7 @@ class QpLane final : public RdmaLane {
   bool PostShort(IovCursor from, std::uint32_t all) RC_REQUIRES(post_latch_);
   // Writes bytes behind the record that waits. Returns how many.
   std::size_t Extend(IovCursor* from, std::size_t all) RC_REQUIRES(post_latch_);
-  // Sends what the chain has, with the last record and what credit is due.
+  // Sends what the chain has, with the last record and the credit that is due.
   void SendWaiting(Chain* chain) RC_REQUIRES(post_latch_);
   void LetWait(bool burst) RC_REQUIRES(post_latch_);
   std::size_t PostLarge(IovCursor from, std::size_t all);
@@ -314,8 +314,8 @@ class QpLane final : public RdmaLane {
   bool Streaming() const RC_REQUIRES(post_latch_);
   bool Bursts(bool reply);  // under the tx latch
   bool CreditAlong() RC_REQUIRES(post_latch_);
-  // Whether so much, consumed since the last credit, is worth a write of its
-  // own.
+  // Returns whether this much, consumed since the last credit, is worth a write
+  // of its own.
   bool CreditDue(std::uint64_t messages, std::uint64_t bytes) const {
     return messages >= kMessages / pace_.credit_part ||
            bytes > rx_ring_bytes_.load(std::memory_order_relaxed) /
@@ -382,14 +382,16 @@ class QpLane final : public RdmaLane {
   // before the immediate.
   void OnReceive(std::uint32_t imm, const std::byte* bytes,
                  std::uint32_t length);
-  // Takes the credit of a message, the bits of `mask`. False: it cannot be.
+  // Takes the credit of a message, the bits of `mask`. Returns false if the
+  // credit is impossible.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
   // OnTarget and the functions below return kNone if the message is in order.
   // OnTarget takes a message while a target is open, or a placed message, which
   // is data from here on.
   base::Reason OnTarget(std::uint64_t number, ring::Imm* imm);
   base::Reason OnSetup(std::uint64_t number, ring::Imm imm);
-  // Takes away the credit that data brings. False: it cannot be.
+  // Takes away the credit that data brings. Returns false if the credit is
+  // impossible.
   bool TakeCarried(ring::Imm* imm, const std::byte* bytes,
                    std::uint32_t* length);
   void OnWakeup(const ring::Imm& imm);
@@ -436,8 +438,8 @@ class QpLane final : public RdmaLane {
   const PinCount queue_;
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
-  // How large a ring may grow, and how large this end's may so that the peer
-  // goes along.
+  // How large a ring may grow, and how large this end's ring may grow so that
+  // the peer goes along.
   const std::size_t most_ring_;
   std::atomic<std::size_t> most_rx_ring_;
   Offer peer_{};
@@ -513,9 +515,10 @@ class QpLane final : public RdmaLane {
   TxRingPlace tx_ring_;           // written under the tx latch as well
   // Length 0: nothing waits.
   ring::Placement waiting_ RC_GUARDED_BY(post_latch_){};
-  // A credit is owed that found no room in the queue.
+  // A credit is owed: the queue had no room for it.
   bool tell_owed_ RC_GUARDED_BY(post_latch_) = false;
-  // The peer has asked: the next credit that it may not know is a wake-up.
+  // The peer has asked: the next credit that the peer may not know is a
+  // wake-up.
   bool assures_ RC_GUARDED_BY(post_latch_) = false;
   std::uint32_t wakes_sent_ RC_GUARDED_BY(post_latch_) = 0;
   // Written under post_latch_: the last wake-up's credit, the last credit, and

@@ -13,8 +13,8 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// Sends of a thread that follow each other within so many microseconds make a
-// burst. From so many sends on a lane on, they are put together.
+// Sends of a thread that follow each other within this many microseconds make a
+// burst. From this many sends on a lane on, they are put together.
 constexpr std::uint64_t kGapUs = 10;
 constexpr std::uint32_t kBurst = 16;
 // An interrupt or another thread's turn makes a longer gap, which costs a burst
@@ -23,14 +23,14 @@ constexpr std::uint32_t kBurst = 16;
 // anew, and these would make more gaps. A pause ends a burst at once.
 constexpr std::uint32_t kGapCosts = 4;
 constexpr std::uint64_t kPauseUs = 200;
-// How long a send may be to be put together with others, and how long their
-// record grows.
+// The longest send that is put together with others, and how long their record
+// grows.
 constexpr std::size_t kSmallSend = 8 * 1024;
 constexpr std::uint32_t kJoined = 16 * 1024;
 
 }  // namespace
 
-// When this thread last sent on any lane. In no anonymous namespace: see
+// When this thread last sent on any lane. Not in an anonymous namespace: see
 // sleepers.cc.
 extern thread_local constinit std::uint64_t tls_post_ended
     __attribute__((tls_model("initial-exec")));
@@ -101,7 +101,7 @@ void QpLane::PublishAlong(Chain* chain, std::uint32_t length) {
 // False: the peer can't have consumed so much.
 bool QpLane::TakeCredit() {
   const std::uint64_t consumed = Consumed();
-  // Less than is known is half of a word that is coming in.
+  // A value less than what is known is half of a word that is coming in.
   if (consumed <= tx_->credited()) return true;
   if (!tx_->OnCredit(consumed)) return false;
   credit_seen_.store(consumed, std::memory_order_relaxed);
@@ -114,7 +114,7 @@ void QpLane::LookForCredit() {
   const std::uint64_t word = CreditWord().load(std::memory_order_acquire);
   const auto wakes = static_cast<std::uint16_t>(word >> kWakeShift);
   if (wakes != wakes_drained_) {
-    // A sender that never sleeps must still take its wake-ups out of the queue.
+    // Even a sender that never sleeps must take its wake-ups out of the queue.
     wakes_drained_ = wakes;
     poller_->Collect();
   }
@@ -139,8 +139,8 @@ void QpLane::LookForRoom() {
 // Goes over to the ring that the peer has offered, as soon as the ring before
 // the present one is no longer needed.
 void QpLane::TakeRing() {
-  // Credited, and the device has done with it: the device might send from the
-  // old ring once more.
+  // The messages of the old ring are credited, and the device has sent them: it
+  // might send from the old ring once more.
   if (!tx_->OldCredited() ||
       done_wrs_.load(std::memory_order_acquire) < switch_wrs_) {
     return;
@@ -156,7 +156,8 @@ void QpLane::TakeRing() {
   const std::uint64_t key_bytes =
       ring_key_bytes_.load(std::memory_order_relaxed);
   const auto bytes = static_cast<std::uint32_t>(key_bytes);
-  // Only ever larger: what a peer can have this process do here has an end.
+  // Only ever larger, so that a peer can make this process do this a bounded
+  // number of times.
   if (bytes <= peer_.bytes || bytes > kBlockMax || bytes % 4096 != 0 ||
       address == 0 || address % 64 != 0 || address + bytes < address) {
     Lost(base::Reason::kProtocol);
@@ -225,7 +226,7 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
   }
   if (direct != nullptr) [[unlikely]]
     return PostDirect(direct, all);
-  // Tried before the message has a place, which could not be given back.
+  // Tried before the message has a place: the place could not be given back.
   if (!from.Readable(std::min(all, kSmallSend))) [[unlikely]] {
     base::tls_fault = true;
     return 0;
@@ -305,8 +306,8 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
   }
   const bool defer = waiting_.length != 0;
   post_latch_.unlock();
-  // listed_ is cleared before the flush that it calls for takes the latch. If
-  // it is still set here, that flush is yet to come.
+  // A flush clears listed_ before it takes the latch. If listed_ is still set
+  // here, that flush is yet to come.
   if (defer && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
   tls_post_ended = base::Ticks();
   return done;

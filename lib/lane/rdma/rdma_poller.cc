@@ -237,8 +237,8 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
     }
     table_[hole].lane = nullptr;
     --lanes_;
-    // The flushes of the QP may have rung, and gone with the QP: no poll finds
-    // them.
+    // The flushes of the QP may have rung, and gone with the QP: then no poll
+    // finds them.
     if (set->armed) Fired(set);
     asked_.store(true, std::memory_order_seq_cst);
   });
@@ -263,8 +263,8 @@ void RdmaPoller::LoseAll(base::Reason reason) {
 void RdmaPoller::Arm() {
   armed_.fetch_add(1, std::memory_order_seq_cst);
   if (fd() < 0) return;
-  // If no other thread drains, what waits for a completion would wait for as
-  // long as this thread sleeps.
+  // If no other thread drains, a send that waits for a completion would wait
+  // for as long as this thread sleeps.
   deferred_->Flush();
 }
 
@@ -274,7 +274,7 @@ void RdmaPoller::Disarm(bool rang) {
   if (rang) DrainIfAsked();
 }
 
-// A thread that looks for something to take has turned from sending.
+// A thread that looks for something to receive sends no more for now.
 void RdmaPoller::Drain() {
   deferred_->Flush();
   Collect();
@@ -297,9 +297,9 @@ bool RdmaPoller::DrainIfAsked(bool to_sleep) {
     asked_.store(false, std::memory_order_seq_cst);
     settled = DrainLocked(to_sleep);
     latch_.unlock();
-    // Latch free -> asked_ loaded. A thread that asks stores asked_, then tries
-    // the latch. Either it gets the latch, or this thread sees that it has
-    // asked.
+    // The latch is released before asked_ is loaded. A thread that asks stores
+    // asked_, then tries the latch. Either it gets the latch, or this thread
+    // sees that it has asked.
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   return settled;
@@ -468,7 +468,8 @@ void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
     receives.Used(slot);
     if (receives.Due()) lane->PostReceives();
   } else if (wc.status == IBV_WC_WR_FLUSH_ERR) {
-    // What has failed says why, or rdma_cm does, as where the queue is shared.
+    // The failed completion says why, or rdma_cm does, for instance where the
+    // queue is shared.
     return;
   }
   if (lane != nullptr && !good) lane->OnError(wc.status, true);
@@ -539,8 +540,8 @@ void RdmaPoller::FetchEvents() {
   errno = saved;
 }
 
-// What ibv_get_cq_event does for one event. The kernel gives one event for each
-// piece of a vector, so one call empties the channel.
+// This does what ibv_get_cq_event does for one event. The kernel gives one
+// event for each piece of a vector, so one call empties the channel.
 void RdmaPoller::ReadAllEvents() {
   std::uint64_t events[kEventsKept];  // ib_uverbs_comp_event_desc
   iovec pieces[kEventsKept];

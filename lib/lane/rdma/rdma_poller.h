@@ -23,7 +23,8 @@ class Deferred;
 class QpLane;
 
 // A completion queue, the shared receive queue that feeds it, and as many lanes
-// as it has room for. Whatever they do, it does not overrun.
+// as the completion queue has room for. Whatever these lanes do, it does not
+// overrun.
 struct CqSet {
   verbs::Cq cq;
   SharedReceives shared;       // its srq() null: each lane has its own
@@ -94,7 +95,7 @@ class RdmaPoller final : public Source {
                                           int cpu, verbs::Error* error);
   ~RdmaPoller() override;
   // The poller's device ends: lets go of all that is the device's. The object
-  // itself stays for ever, doing nothing, since epoll sets may still know it.
+  // itself stays for ever, and does nothing: epoll sets may still refer to it.
   static void Retire(std::unique_ptr<RdmaPoller> poller);
   RdmaPoller(const RdmaPoller&) = delete;
   RdmaPoller& operator=(const RdmaPoller&) = delete;

@@ -28,8 +28,8 @@ class Slabs {
   static constexpr int kClasses = 7;
   static_assert(kLeast << (kClasses - 1) == kMost);
 
-  // `huge`: whether huge pages are of use, as on devices in hardware. Without
-  // them, a block larger than kLeast is a mapping of its own.
+  // `huge`: whether huge pages are of use, as on devices in hardware. If they
+  // are not, a block larger than kLeast is a mapping of its own.
   explicit Slabs(bool huge) : huge_(huge) {}
   ~Slabs();
   Slabs(const Slabs&) = delete;

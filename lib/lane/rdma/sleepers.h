@@ -92,8 +92,8 @@ class Sleepers {
   bool Futex(Words* words, bool tx);  // true: a thread slept there
   void KickLeader();
 
-  // In a leader's ticket: the leader sleeps, or will without another look.
-  // Before that it need not be kicked.
+  // In a leader's ticket: the leader sleeps, or will sleep without another
+  // look. Before that nobody need kick the leader.
   static constexpr std::uint64_t kAsleep = std::uint64_t{1} << 31;
 
   Source* const source_;

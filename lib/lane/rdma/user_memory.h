@@ -31,16 +31,16 @@ class UserMemory {
   static int Remove(void* base, std::size_t length);
   // The named memory that has all of these bytes; null: none has.
   static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
-  // The protection domain goes, and with it what it has registered.
+  // The protection domain goes, and with it the registrations in it.
   static void Forget(ibv_pd* pd);
-  // Around fork. The child keeps what was named, for its own lanes, but for
-  // memory of a device.
+  // Around fork. The child keeps the memory that was named, for its own lanes,
+  // except memory of a device.
   static void ForkPrepare();
   static void ForkParent();
   static void ForkChild();
 
-  // Registers the memory if need be. False: that is refused, or does not fit
-  // within the limit now.
+  // Registers the memory if need be. Returns false if the device refuses, or if
+  // the memory does not fit within the limit now.
   bool LocalKey(ibv_pd* pd, std::uint32_t* key);
 
   bool Has(const std::byte* from, std::size_t length) const {

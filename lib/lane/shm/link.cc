@@ -246,7 +246,8 @@ int Link::Drain(int bell, Completion* out, int capacity) {
   // So busy streams, or a peer that goes on setting bits, do not hold up the
   // others. The pass makes each step for a group of segments before the next
   // step. If few of thousands of streams are ready, every word, every cookie
-  // and every slot is a miss, and so these are waited for together.
+  // and every slot is a miss. So the pass waits for the misses of a group
+  // together.
   for (int i = 0; i < kMaxSegments;) {
     ReadySegment group[kGroup];
     const int wanted = FindReady(*state_, bell, start, &i, group);

@@ -77,7 +77,7 @@ class LinkState {
   BellMask TakeRung() {
     return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst);
   }
-  // Returns true if Ring may kick anything: one look, for each message.
+  // Returns true if Ring may kick anything. Costs one look for each message.
   bool Rings(int bell) const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
     return page == nullptr ||
@@ -94,8 +94,9 @@ class LinkState {
     return (word & 1) != 0 ? word : 0;
   }
 
-  // Returns true if a sender's fence may be the light one: both processes have
-  // registered, and the peer makes the heavy fence before it sleeps.
+  // Returns true if a sender's fence may be the light one. It may if both
+  // processes have registered, and the peer makes the heavy fence before it
+  // sleeps.
   bool PeerFences() const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
     return page != nullptr &&
@@ -175,8 +176,9 @@ class LinkState {
     for (const auto& line : near.beside) {
       __builtin_prefetch(line.load(std::memory_order_relaxed));
     }
-    // The answer will be marked in a word of the peer's bitmap. The peer has
-    // taken what was there, and has the line. WarmStreams has fetched `poll`.
+    // The answer will set a bit in a word of the peer's bitmap. The peer has
+    // taken the bits that were there, and has the line. WarmStreams has fetched
+    // `poll`.
     const std::uint32_t poll =
         state.hot[at].control[1 - side_].poll.load(std::memory_order_relaxed);
     if ((poll & kNotifyRxBits) != 0) {

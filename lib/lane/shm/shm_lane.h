@@ -70,12 +70,13 @@ class ShmLane final : public Lane {
                                            std::size_t length);
   [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
 
-  // From now on *hint is the line that the next message is likely to go to, or
+  // From now on *hint is the line that the next message probably goes to, or
   // `hint` itself. Senders write it. The caller holds the tx latch.
   void KeepHint(std::atomic<const void*>* hint) { hint_ = hint; }
 
   // Returns true if the next message has landed and is a control message. For
-  // the caller of Read, to learn whether the end comes next; takes nothing.
+  // the caller of Read, who has to know whether the end comes next; takes
+  // nothing.
   bool CtlNext() {
     // A read that had room left has accepted the control message, and left it.
     if (rx_.active()) return !rx_.data();
@@ -181,7 +182,7 @@ class ShmLane final : public Lane {
   // What Readable returns, and as how many messages.
   std::size_t Unread(std::uint32_t* messages);
 
-  // What a message has this end tell. With kMore, the peer learns that the
+  // What this end states with a message. With kMore, the peer learns that the
   // message is not in slot 0 (ControlLine::more), with kAlone, that it is. With
   // kHinted, this end also learns that the next message is likely to be in slot
   // 0 too (KeepHint).
@@ -312,7 +313,7 @@ class ShmLane final : public Lane {
   const std::byte* Bytes(const ring::Rx& rx) const {
     return (rx.in_slot() ? RxSlot(rx.slot()).payload : rx_bytes_) + rx.offset();
   }
-  // Consumes `n` bytes of the current message, and tells the sender if it is
+  // Consumes `n` bytes of the current message, and notifies the sender if it is
   // time.
   void Take(std::uint32_t n);
   // The current message has been consumed to its end. `due`: what has been
@@ -329,9 +330,9 @@ class ShmLane final : public Lane {
     return quick_next_.load(std::memory_order_acquire) >> kQuickShift;
   }
 
-  // A server of thousands of streams finds none of this in its caches. So what
-  // a small message needs is in three lines (LinkState::kLaneLines). The first
-  // is this line, with the base's part.
+  // A server of thousands of streams finds none of these fields in its caches.
+  // So what a small message needs is in three lines (LinkState::kLaneLines).
+  // The first is this line, with the base's part.
   HotMemory* const hot_;
   Slot (*const more_)[2];
   LinkState* const link_;
@@ -394,11 +395,11 @@ class ShmLane final : public Lane {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
   slot.credit.store(Consumed(), std::memory_order_relaxed);
   slot.head.store(sequence << 32 | imm, std::memory_order_release);
-  // Message stored -> the peer's wishes loaded. A receiver stores its wish
-  // (SleepRx, SetNotify, Arm), fences, and looks at the slot. One of the two
-  // sees the other. A full fence here would wait, for each message, until the
-  // slot's line comes from the peer. So the thread that goes to sleep pays for
-  // both.
+  // The message is stored before the peer's wishes are loaded. A receiver
+  // stores its wish (SleepRx, SetNotify, Arm), fences, and looks at the slot.
+  // One of the two sees the other. A full fence here would wait, for each
+  // message, until the slot's line comes from the peer. So the thread that goes
+  // to sleep pays for both fences.
   if (light_fence_) [[likely]] {
     base::LightFence();
   } else {

@@ -14,9 +14,9 @@ namespace rcsock::lane::shm {
 namespace {
 
 // A token is made of two words. The peer bumps the shared word for its news;
-// WakeLocal and Kill bump that word and this end's own. The peer may write what
-// it likes to the shared word, say its old value. Even so, a thread with a
-// token from before the own word's bump does not fall asleep.
+// WakeLocal and Kill bump that word and this end's own. The peer may write
+// anything to the shared word, its old value for instance. Even so, a thread
+// with a token from before the own word's bump does not fall asleep.
 constexpr int kOwnShift = 24;
 constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
 
@@ -24,7 +24,7 @@ constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {
   Wish(bits, bell);
-  // Wish stored -> the caller looks at the ring: see PublishTold.
+  // The wish is stored before the caller looks at the ring: see PublishTold.
   base::HeavyFenceProcesses();
 }
 
