@@ -84,7 +84,7 @@ std::string LanesWrong(std::string& word) {
 
 // Returns why no lane over shared memory opens here, or "".
 std::string WhyNoSharedMemory() {
-  // Rules are looked at elsewhere; the command's rules are not for the probe.
+  // Other code looks at the rules; the command's rules are not for the probe.
   const char* set = std::getenv("RCSOCK_RULES");
   const std::string rules = set != nullptr ? set : "";
   ::unsetenv("RCSOCK_RULES");
