@@ -274,7 +274,8 @@ std::string WhyPlain(const std::string& path, bool* takes) {
   if (!loader.empty()) {
     *takes = false;
     return path + " is loaded by " + loader +
-           ", which cannot load the preload: it runs without, over plain TCP";
+           ", which cannot load the preload: it runs without it, over "
+           "plain TCP";
   }
   const std::string why = WhyNotPreloadable(path);
   if (why.empty()) return "";
