@@ -88,7 +88,7 @@ void Sock::WatchStarved() {
   // again.
   if (conductor != nullptr &&
       conductor->After(Starvation::kLookMs,
-                       [self = Share()] { self->OnStarved(); }) != 0) {
+                       [self = Share(this)] { self->OnStarved(); }) != 0) {
     starvation_.Begin(*lane_.get());
   }
 }
@@ -97,12 +97,11 @@ void Sock::OnStarved() {
   Latched latched(this);
   const bool sends = mode() == Mode::kEngine && stream_ != nullptr &&
                      lane_ != nullptr && stream_->FastTx();
-  switch (starvation_.Look(sends ? lane_.get() : nullptr,
-                           service_.load(std::memory_order_relaxed))) {
+  switch (starvation_.Look(sends ? lane_.get() : nullptr, peer_.service())) {
     case Starvation::Verdict::kNothing:
       break;
     case Starvation::Verdict::kWake:
-      WakeTx();
+      Wake(true);
       break;
     case Starvation::Verdict::kWatch:
       WatchStarved();
@@ -117,8 +116,8 @@ void Sock::OnStarved() {
 void Sock::JudgeSoon(Starved starved) {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
-  conductor->After(kJudgeMs,
-                   [self = Share(), starved] { self->JudgeStarved(starved); });
+  conductor->After(
+      kJudgeMs, [self = Share(this), starved] { self->JudgeStarved(starved); });
 }
 
 // The kernel has the stream again.  If TCP is full by now, too, or has taken
@@ -131,8 +130,7 @@ void Sock::JudgeSoon(Starved starved) {
 // that has moved more since the last look may go on until TCP is full.
 void Sock::JudgeStarved(Starved starved) {
   Latched latched(this);
-  if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
-      lane_state_.Pinned()) {
+  if (mode() != Mode::kPlain || ending_.closed() || lane_state_.Pinned()) {
     return;
   }
   const std::uint64_t at = calls_.tx();
@@ -142,10 +140,10 @@ void Sock::JudgeStarved(Starved starved) {
     JudgeSoon({starved.left_at, at, starved.looks + 1});
     return;
   }
-  Prospect::Starved(service_.load(std::memory_order_relaxed), vain);
+  Prospect::Starved(peer_.service(), vain);
   if (!vain || demotions_ == 0) return;
   --demotions_;
-  TryAgainLater();
+  search_.Later();
 }
 
 bool Sock::RingIsFull() const { return lane_ != nullptr && lane_->HalfFull(); }

@@ -144,7 +144,7 @@ bool Tally::Describe(SnapshotStream* to) const {
       std::strncpy(to->device, name, sizeof to->device - 1);
     }
   }
-  return sock_->fd() == number && !sock_->Closed();
+  return sock_->fd() == number && !sock_->ending().closed();
 }
 
 void Tally::Promoted() {
@@ -182,6 +182,11 @@ void Tally::BeginAt(std::uint64_t tx, std::uint64_t rx) {
   latches_.AssertUnshared();
   begun_tx_ = tx;
   begun_rx_ = rx;
+}
+
+void Tally::JoinAt(std::uint64_t tx, std::uint64_t rx) {
+  sock_->calls().SetMoved(tx, rx);
+  BeginAt(tx, rx);
 }
 
 void Tally::Reset() {

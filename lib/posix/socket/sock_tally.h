@@ -63,9 +63,9 @@ class Tally {
   void LeftLane(bool failover);
   // Another holder of the connection has moved so much.
   void OthersMoved(std::uint64_t tx, std::uint64_t rx);
-  // This process begins with the connection there.  Instead of the latches it
-  // suffices that no other thread knows the stream.
-  void BeginAt(std::uint64_t tx, std::uint64_t rx);
+  // This process begins with the connection there, which has moved so much.
+  // Instead of the latches it suffices that no other thread knows the stream.
+  void JoinAt(std::uint64_t tx, std::uint64_t rx);
 
   // Notes that the connection comes from another process.  Requires that no
   // other thread knows the stream.
@@ -78,6 +78,7 @@ class Tally {
   void OnForkChild();
 
  private:
+  void BeginAt(std::uint64_t tx, std::uint64_t rx);
   // Bytes that this process has moved, and those of them that went over a lane.
   struct Traffic {
     std::uint64_t tx;
