@@ -29,7 +29,8 @@ namespace rcsock::posix {
 //   fence of all threads, TryAdopt looks at the marks (I-MARK-1).
 // - CloseLast marks the stream as closed and looks at Seeking; a search steps,
 //   and then TcpAnchor::Borrow looks at the mark.
-// - LaneSearch::Begin steps, and then asks for the verdict on the program's code;
+// - LaneSearch::Begin steps, and then asks for the verdict on the program's
+// code;
 //   raw_code::BeforeUnseenOpen changes the verdict, and then asks Engaged.
 class LaneState {
  public:

@@ -217,7 +217,6 @@ void Sock::ResetEngine() {
   starvation_.Reset();
   timer_ = 0;
   settling_.Reset();
-  demotions_ = 0;
   leave_uncounted_ = false;
 }
 

@@ -303,19 +303,6 @@ class Sock final : public SockLayout {
                                 std::uint32_t seq, lane::Lane* lane);
   // Returns false if the call is not to sleep after all.
   bool MayBlock(const Wait& wait);
-  void OnStarved() RC_EXCLUDES(tx_latch, rx_latch);
-  void WatchStarved() RC_REQUIRES(tx_latch);
-  // A stream has left its lane because its receiver did not read.  These
-  // offsets say what the sender has moved since.
-  struct Starved {
-    std::uint64_t left_at;  // offset when the stream left
-    std::uint64_t seen_at;  // offset at the last look
-    int looks = 0;
-  };
-  void JudgeSoon(Starved starved);
-  void JudgeStarved(Starved starved);
-  // At the receiving end: whether the peer leaves because no thread reads here.
-  bool RingIsFull() const;
 
   // --- What has changed (sock_events.cc)
   // The parts of HandleChanges.

@@ -38,7 +38,7 @@ StreamFacts Sock::FactsLatched() const {
   facts.reason = search_.reason();
   facts.service = peer_.service();
   facts.sought_ns = remote_.sought_ns();
-  facts.demotions = demotions_;
+  facts.demotions = tally_.demotions();
   facts.tx_bytes = engine ? stream_->tx_off() : calls_.tx();
   facts.rx_bytes = engine ? stream_->rx_off() : calls_.rx();
   // What the engine delivered, less what the engine read from TCP.

@@ -197,14 +197,14 @@ void Sock::CountLeave(bool was_there) {
       (lane_kind_ == lane::Kind::kRdma &&
        (reason == Reason::kBudget || reason == Reason::kPeerDemoted));
   // The sender, whose reason that is, learns whether it was of use
-  // (JudgeStarved), and proposes again, sooner or later.
-  const bool starves =
-      !makes_room && reason == Reason::kPeerDemoted && RingIsFull();
+  // (Starvation), and proposes again, sooner or later.
+  const bool starves = !makes_room && reason == Reason::kPeerDemoted &&
+                       lane_ != nullptr && lane_->HalfFull();
   // The switch was too slow, at this end or the other.  The next one has more
   // time (Patience), which also bounds how often a switch is tried.
   const bool slow = reason == Reason::kTimeout ||
                     (reason == Reason::kPeerDemoted && !was_there);
-  if (!makes_room && !starves && !slow) ++demotions_;
+  if (!makes_room && !starves && !slow) tally_.CountDemotion();
   if (tally_.promoted() && !ending_.closed() &&
       (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
     tally_.LeftLane(stream::IsFailover(reason));

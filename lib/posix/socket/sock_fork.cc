@@ -36,7 +36,7 @@ void AfterFork::Begin() {
   sock_->anchor().OnForkChild();
   sock_->options().OnForkChild();
   sock_->timer_ = 0;
-  sock_->starvation_.OnForkChild();
+  sock_->starvation().OnForkChild();
   sock_->notice().OnForkChild();
   sock_->remote().OnForkChild();
   if (!sock_->copy().OnForkChild(hides) && sock_->mode() == Mode::kEngine)

@@ -227,7 +227,7 @@ IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
     if (!block) {
       if (!stream_->FastTx()) break;
       if (lane_->Writable() > 0 && n > 0) continue;
-      WatchStarved();
+      starvation_.Watch();
       break;
     }
     // TCP took a part.  Only its EAGAIN makes the conductor watch for room.

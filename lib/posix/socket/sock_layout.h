@@ -73,6 +73,7 @@ class alignas(64) SockLayout : public File,
         settling_(self, {tx_latch, rx_latch}),
         notice_(self, {tx_latch, rx_latch}),
         remote_(self),
+        starvation_(self, tx_latch),
         ending_(self, {tx_latch, rx_latch}),
         holders_(self, {tx_latch, rx_latch}),
         claim_(self),
@@ -152,6 +153,7 @@ class alignas(64) SockLayout : public File,
   LeftCalls& left() { return left_; }
   LaneNotice& notice() { return notice_; }
   RemoteLane& remote() { return remote_; }
+  Starvation& starvation() { return starvation_; }
   Ending& ending() { return ending_; }
   const Ending& ending() const { return ending_; }
   Holders& holders() { return holders_; }
@@ -192,10 +194,9 @@ class alignas(64) SockLayout : public File,
   RemoteLane remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // of the last lane
-  Starvation starvation_ RC_GUARDED_BY(tx_latch);
+  Starvation starvation_;
   std::uint64_t timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   Ending ending_;
-  std::uint32_t demotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   bool leave_uncounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   Holders holders_;
   ClaimKeeper claim_;

@@ -80,7 +80,7 @@ void Sock::LeaveEngineLatched(bool spilled) {
   quick_.may_send = quick_.may_receive = false;
   NoteOnLane(fd(), this, false);
   if (starvation_.TakeLeft() && !spilled) {
-    JudgeSoon({stream_->tx_off(), stream_->tx_off()});
+    starvation_.JudgeFrom(stream_->tx_off());
   }
   SetMode(spilled ? Mode::kUnread : Mode::kPlain);
   // A stream in kUnread is not adopted while the offset of what TCP brings is
@@ -90,7 +90,7 @@ void Sock::LeaveEngineLatched(bool spilled) {
     lane_state_.Step(LaneState::Event::kStay);
     return;
   }
-  search_.AfterLeaving(demotions_);
+  search_.AfterLeaving(tally_.demotions());
   lane_state_.Step(LaneState::Event::kReturn);
 }
 

@@ -126,7 +126,7 @@ std::uint32_t Looks::WholeReadinessLatched(Sock* sock, std::uint32_t events) {
   const bool asks_room = (events & (POLLOUT | POLLWRNORM)) != 0;
   // A receiver that has stopped reading is not to hold the sender.
   if (sock->stream_->FastTx() && (ready & POLLOUT) == 0 && asks_room)
-    sock->WatchStarved();
+    sock->starvation().Watch();
   if (sock->stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
       asks_room && sock->anchor().IsFull()) {
     // TCP tells the conductor when it takes more.
@@ -180,7 +180,7 @@ std::uint32_t Looks::EngineReadiness(Sock* sock, int number,
     if (sock->lane_->Writable() > 0) {
       ready |= POLLOUT | POLLWRNORM;
     } else {
-      sock->WatchStarved();
+      sock->starvation().Watch();
     }
     return ready & events;
   }

@@ -172,6 +172,23 @@ void Tally::LeftLane(bool failover) {
 }
 
 // They have counted it.
+void Tally::CountDemotion() {
+  latches_.AssertHeld();
+  ++demotions_;
+}
+
+bool Tally::TakeDemotionBack() {
+  latches_.AssertHeld();
+  if (demotions_ == 0) return false;
+  --demotions_;
+  return true;
+}
+
+std::uint32_t Tally::demotions() const {
+  latches_.AssertHeld();
+  return demotions_;
+}
+
 void Tally::OthersMoved(std::uint64_t tx, std::uint64_t rx) {
   latches_.AssertHeld();
   begun_tx_ += tx;
@@ -192,7 +209,7 @@ void Tally::JoinAt(std::uint64_t tx, std::uint64_t rx) {
 void Tally::Reset() {
   BeginAt(0, 0);
   latches_.AssertUnshared();
-  promotions_ = left_ = failed_over_ = 0;
+  promotions_ = left_ = failed_over_ = demotions_ = 0;
   promoted_ = accounted_ = inherited_ = false;
 }
 

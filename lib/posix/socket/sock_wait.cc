@@ -52,7 +52,7 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
       }
     }
   } while (spin.Go());
-  WatchStarved();
+  starvation_.Watch();
   const std::uint32_t token = lane_->SleepToken(true);
   if (lane_->Writable() > 0) return 0;
   return SleepOn(wait, true, token, seq, lane_.get());
