@@ -142,8 +142,8 @@ void* Instead(void* found, const char* name, const void* caller) {
   const base::ImageSymbols its(image);
   if (its.Find(name) != nullptr) return found;
   // A library behind us may define not `name`, but a name that our function
-  // would call: fcntl, say, when it looks for fcntl64. The program stands
-  // before us: we call none of its functions.
+  // would call: fcntl, for example, when the library looks for fcntl64. The
+  // program stands before us: we call none of its functions.
   if (image->l_prev != nullptr &&
       its.SharesNameWith(ours, base::ImageSymbols(base::ImageAt(found)))) {
     return found;

@@ -284,7 +284,7 @@ RCSOCK_EXPORT ssize_t rcs_send_registered(int fd, const void* from,
     // the whole call's last byte is urgent.
     if ((flags & (MSG_ZEROCOPY | MSG_OOB)) != 0) return Fail(EOPNOTSUPP);
     const auto* at = static_cast<const std::byte*>(from);
-    // Kept for as long as the call needs it.
+    // The call keeps the memory for as long as it needs it.
     const std::shared_ptr<UserMemory> kept = memory;
     const DirectSend direct(sock, std::move(memory), sent);
     return SendOfDevice(sock, fd, device, at, length, flags);
@@ -366,7 +366,7 @@ RCSOCK_EXPORT int64_t rcs_place(int fd, const rcs_exposure* where,
   Sock* sock = Find(fd);
   if (sock == nullptr) return -1;
   if (where == nullptr || from == nullptr) return Fail(EFAULT);
-  // The place is the peer's word: it can put only its own memory at risk.
+  // The peer names the place: it can put only its own memory at risk.
   const rcs_exposure to = *where;
   if (length == 0 || offset > to.length || length > to.length - offset ||
       to.address + to.length < to.address) {

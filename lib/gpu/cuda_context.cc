@@ -135,7 +135,8 @@ std::shared_ptr<HostPages> ContextPipes::Pin(std::byte* at, std::size_t bytes) {
   return pages;
 }
 
-// Another thread may have been within the list, so the child leaves it alone.
+// Another thread may have been changing the list, so the child leaves the list
+// alone.
 void ForkChildContexts() { registry.store(nullptr, std::memory_order_release); }
 
 }  // namespace rcsock::gpu::cuda

@@ -27,8 +27,8 @@ Pointer AsPointer(const void* at) {
 struct Range {
   Pointer begin;
   Pointer end;
-  // The driver gives no number twice. So memory that was freed, and allocated
-  // again at this address, is known.
+  // The driver gives no number twice. So the number shows that memory was
+  // freed, and allocated again at this address.
   unsigned long long id;
 };
 

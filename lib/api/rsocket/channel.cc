@@ -218,7 +218,7 @@ bool Channel::TakeRecord() {
     case kWrite:
       return TakeWrite(record);
     case kAsk:
-      // All that came before it is in its place by now.
+      // All bytes that came before it are in their places now.
       record.type = kTaken;
       return Queue(record) <= kMostOwed && record.length == 0;
     case kTaken:
@@ -252,9 +252,9 @@ bool Channel::TakeWrite(const Record& record) {
   if (record.length == 0 || record.length > kMostPayload) return false;
   write_to_ = nullptr;
   write_left_ = record.length;
-  // A device has placed it already, and the program may have changed it since.
-  // The lane has been left, or this record would not have come: nothing counts
-  // any more.
+  // A device has placed these bytes already, and the program may have changed
+  // them since. The lane has been left, or this record would not have come: the
+  // counter changes no more.
   if (record.extent != 0 && counter_ != nullptr &&
       record.extent <= std::atomic_ref(*counter_).load()) {
     return true;
@@ -320,7 +320,7 @@ void Channel::ProgressLatched() {
     }
     if (n == 0) end_ = true;
     if (n < 0) {
-      // The stream says it once, and the application has not heard it.
+      // The stream reports the error once, and the application has not got it.
       if (errno != EAGAIN && errno != EINTR) error_ = errno;
       return;
     }
@@ -470,8 +470,8 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
 bool Channel::Revoke(Local& local) {
   // The peer sets its busy word, then looks at `valid`. Here `valid` changes
   // first, and the busy word is looked at after. Both are sequentially
-  // consistent, and the system call orders as well. So one end sees the other's
-  // word: no write goes on after this returns.
+  // consistent, and the system call orders as well. So one end sees what the
+  // other has stored: no write goes on after this returns.
   local.valid->store(0, std::memory_order_seq_cst);
   if (peer_pid_ > 0 && !child_) {
     std::uint32_t busy = 0;
@@ -507,7 +507,7 @@ int Channel::Unmap(void* buffer, std::size_t length) {
       write_to_ < static_cast<unsigned char*>(buffer) + length) {
     write_to_ = nullptr;
   }
-  // A peer that has not heard of the end yet still looks at the word.
+  // A peer that does not know of the end yet still looks at the word.
   (void)found->valid.release();
   locals_.erase(found);
   Queue(record);
@@ -526,8 +526,8 @@ void Channel::LetGo() {
   rx_.UnlockAfterFork();
 }
 
-// The parent sends what waits to be sent. What has been given to a device is
-// that device's business.
+// The parent sends what waits to be sent. Bytes that a device has been given
+// are the device's to send.
 void Channel::InChild() {
   rx_.AssertHeld();
   tx_.AssertHeld();

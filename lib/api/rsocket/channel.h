@@ -59,8 +59,8 @@ class Channel {
   void Accepted(const Channel* listener);
   // Continues the handshake as far as it can.
   void Step();
-  // The caller is about to send without waiting for the first bytes. To the
-  // peer that means that there are no records.
+  // The caller is about to send without waiting for the first bytes. So the
+  // peer sees that there are no records.
   void SpeakFirst();
   // Bytes have come that may be the beginning of a hello.
   bool undecided() const { return begun_ms_.load() != 0; }
@@ -72,9 +72,9 @@ class Channel {
   bool SendOwed();  // returns true if something still waits to be sent
   // Bytes taken from the application wait: a caller must send them.
   bool owes() const { return owes_.load(std::memory_order_acquire); }
-  // What has been placed may be lost with its lane: a caller must call
-  // LookPlaced, which sends it again. StartedPlacing is true once each time
-  // this begins.
+  // True while what has been placed may be lost with its lane: a caller must
+  // call LookPlaced, which sends it again. StartedPlacing returns true once
+  // each time this begins.
   bool placing() const { return placing_.load(std::memory_order_acquire); }
   bool StartedPlacing() { return started_.exchange(false); }
   void LookPlaced();

@@ -44,10 +44,12 @@ void Raise(int fd) {
 
 // Stands in the table while the kernel closes a number, or gives it to another
 // file, and the anchor under the number stays open.  A call that finds this
-// entry waits.  If the entry were empty, the call would go to the kernel, and
-// take the anchor's frames for bytes of the application, or put its own bytes
-// between them.  If the entry still named the stream, a call that means the
-// number's new file would get the stream.
+// entry waits.
+//
+// If the entry were empty, the call would go to the kernel.  It would take the
+// anchor's frames for bytes of the application, or put its own bytes between
+// them.  If the entry still named the stream, a call that means the number's
+// new file would get the stream.
 constinit File between{FileKind::kBetween};
 // Held while `between` stands in the table.  Its holder waits for nothing but
 // the kernel's close of a descriptor that is not the last, which does not

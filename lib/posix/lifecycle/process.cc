@@ -87,7 +87,7 @@ void AwaitOtherForks() { AwaitForks(LeaveDeadline() + 400'000'000); }
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   KnowFirstThread();
   // The first handler to come is the last to run: the program's own handlers
-  // may still use their connections.  No handler sees the _exit of quick_exit.
+  // may still use their connections.  No hook sees the _exit of quick_exit.
   ::at_quick_exit(&AtExit);
   TakeInherited();
   // A program that is linked with the library makes its threads without a hook.

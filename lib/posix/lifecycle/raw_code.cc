@@ -69,7 +69,7 @@ bool NeverAnyMore() { return verdict.state() == State::kMayUseStreams; }
 // Condemns a program whose code cannot be examined: nothing is certain of that
 // program.
 void CannotTell() RC_REQUIRES(latch) {
-  RCSOCK_LOG(1, "no lanes: what code the program has cannot be told");
+  RCSOCK_LOG(1, "no lanes: the program's code cannot be examined");
   verdict.Condemn();
 }
 void CannotTellUnlatched() RC_EXCLUDES(latch) {

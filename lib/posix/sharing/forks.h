@@ -17,8 +17,8 @@ void EndFork();
 bool Forking();
 // Waits for the forks of other threads, until the deadline.  The process is
 // about to end or to exec, and its threads end with it.  If a fork makes a
-// child, the end of this process is not the end of its connections, and what
-// this process would tell the peers contradicts TCP.
+// child, the end of this process is not the end of its connections.  What this
+// process would tell the peers then contradicts TCP.
 void AwaitForks(std::uint64_t deadline_ns);
 // Forgets the forks of this thread that a handler has interrupted.  The process
 // ends, and they do not go on.

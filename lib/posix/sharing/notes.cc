@@ -31,8 +31,8 @@ constexpr std::uint64_t kShares = kBase + 6 * kWidth;
 constexpr std::uint64_t kEnd = kBase + 7 * kWidth;
 // A drift of none is in the middle of its part.
 constexpr std::int64_t kNoDrift = std::int64_t{1} << 55;
-// A flight of a socket, or a share of a process, is a number of this many bits
-// behind the number of that socket or process.
+// A flight of a socket, or a share of a process, is a number of this many bits.
+// It stands behind the number of the socket or process.
 constexpr int kTagBits = 24;
 constexpr std::uint64_t kTags = std::uint64_t{1} << kTagBits;
 
