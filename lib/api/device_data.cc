@@ -127,8 +127,8 @@ struct Sending {
     std::size_t most;
     do {
       most = std::min(kMostAtOnce, length - done);
-      n = sock->placement().FillRing(fd, memory, pipe, from + done, most,
-                                     MayWait(sock, flags), &error);
+      n = posix::Placement(sock).FillRing(fd, memory, pipe, from + done, most,
+                                          MayWait(sock, flags), &error);
       Count(&gpu::counts.rings, n);
       if (n > 0) done += static_cast<std::size_t>(n);
     } while (n == static_cast<ssize_t>(most) && done < length && error == 0);
@@ -170,7 +170,7 @@ struct Receiving {
           posix::hook::recv(fd, &byte, 1, FlagsNow() | MSG_PEEK);
       if (seen <= 0) return seen;
       int error = 0;
-      const ssize_t n = sock->placement().DrainRing(
+      const ssize_t n = posix::Placement(sock).DrainRing(
           fd, memory, pipe, to + done, std::min(kMostAtOnce, length - done),
           all, &error);
       Count(&gpu::counts.rings, n);

@@ -27,6 +27,7 @@
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -401,7 +402,7 @@ bool Interests::Kept(Sock* sock) {
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   const bool unread = sock->read_ahead().Bytes() > 0;
   // Called before interest_latch is taken, since this takes the stream's latch.
-  const bool failed = sock->HasError();
+  const bool failed = Looks(sock).HasError();
   Critical critical;
   int found = 0;
   interest_latch.lock();

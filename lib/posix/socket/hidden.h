@@ -35,7 +35,7 @@ bool CountedByParent();
 int ParentsAsk();
 void HiddenForkLock();
 void HiddenForkUnlock(bool child);
-// At the end of ForkChild: without a hidden stream nothing is to be asked.
+// Behind all AfterFork::Begin: without a hidden stream nothing is to be asked.
 void CloseUnusedAsk();
 
 // Other threads may be looking at the kind: they take the slow way, and look

@@ -27,9 +27,10 @@ namespace rcsock::posix {
 // each side stores, and then looks at what the other stores:
 // - ~InKernel clears a mark and looks at Wanted; Adopt steps and then, behind a
 //   fence of all threads, TryAdopt looks at the marks (I-MARK-1).
-// - CloseLast stores closed_ and looks at Seeking; a search steps, and then
-//   Sock::Descriptor looks at closed_.
-// - StartSeek steps, and then asks for the verdict on the program's code;
+// - CloseLast marks the stream as closed and looks at Seeking; a search steps,
+//   and then TcpAnchor::Borrow looks at the mark.
+// - LaneSearch::Begin steps, and then asks for the verdict on the program's
+// code;
 //   raw_code::BeforeUnseenOpen changes the verdict, and then asks Engaged.
 class LaneState {
  public:

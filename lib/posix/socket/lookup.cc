@@ -45,10 +45,10 @@ void EvictSock(File* file, int fd, bool claimed) {
   ClearEntry(fd);
   // If two threads close it at once, for instance, the other thread does this.
   if (!claimed && file->fds.fetch_sub(1) != 1) {
-    sock->LoseFd(fd);
+    sock->ending().LoseNumber(fd);
   } else if (!claimed) {
     // The connection is gone already.  Only rcsock's state for it is left.
-    sock->Vanished();
+    sock->ending().Vanished();
   }
   sock->Unref();
 }
@@ -67,13 +67,13 @@ void BeforeLastClose(File* file) {
 // other numbers are closed before.
 int CloseSock(File* file, bool last, int fd, const Successor& next) {
   Sock* const sock = AsSock(file);
-  if (last) return sock->CloseLast(fd, next);
+  if (last) return sock->ending().CloseLast(fd, next);
   sock->Ref();
   int result;
   if (sock->fds.fetch_sub(1) == 1) {
-    result = sock->CloseLast(fd, next);
+    result = sock->ending().CloseLast(fd, next);
   } else {
-    sock->LoseFd(fd);
+    sock->ending().LoseNumber(fd);
     result = CloseNumber(fd, next, true);
   }
   const int saved = errno;

@@ -9,6 +9,7 @@
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_place.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
 
@@ -49,7 +50,7 @@ RecvRegistered::~RecvRegistered() { tls_signals.registered = outer_; }
 
 void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
   sock_->rx_latch.AssertHeld();
-  QpLane* lane = sock_->placement().ReceivingLane();
+  QpLane* lane = Placement(sock_).ReceivingLane();
   if (lane_ != 0) {
     // The next piece of the call's memory.
     if (lane == nullptr || lane->serial() != lane_ || !lane->TargetIsOver()) {
@@ -75,7 +76,7 @@ void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
 
 bool RecvInPlace::StillGoesOn() {
   sock_->rx_latch.AssertHeld();
-  QpLane* lane = sock_->placement().LaneOfSerial(lane_);
+  QpLane* lane = Placement(sock_).LaneOfSerial(lane_);
   return lane != nullptr && lane->TargetGoesOn();
 }
 
@@ -93,7 +94,7 @@ void RecvInPlace::EndLatched() {
   sock_->rx_latch.AssertHeld();
   if (forks_ != verbs::forks.load(std::memory_order_relaxed)) {
     window_.Abandon();
-  } else if (QpLane* lane = sock_->placement().LaneOfSerial(lane_)) {
+  } else if (QpLane* lane = Placement(sock_).LaneOfSerial(lane_)) {
     lane->CloseTarget(&window_);
   } else {
     // The lane has gone, with its queue pair.

@@ -26,7 +26,7 @@ bool ClaimKeeper::MayHide(bool forking) {
   // The link is that of a lane in shared memory.
   if (sock_->mode() != Mode::kEngine || !sock_->OnLane() ||
       sock_->notice().link() == nullptr || sock_->lane_state().Leaving() ||
-      sock_->lane_state().Pinned() || sock_->Closed() ||
+      sock_->lane_state().Pinned() || sock_->ending().closed() ||
       sock_->noted().Travels() || sock_->holders().given_away() ||
       sock_->zero_copy().on() ||
       sock_->copy().state() != UnusedCopy::State::kNo) {

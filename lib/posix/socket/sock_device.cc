@@ -51,10 +51,10 @@ class Placement::RingCopies {
       return false;
     }
     lane_ = static_cast<lane::shm::ShmLane*>(sock_->lane_.get());
-    pins_ = &sock_->sleepers_.OnLane();
+    pins_ = &sock_->sleepers().OnLane();
     pins_->fetch_add(1, std::memory_order_seq_cst);
     // Nobody destroys the stream, and with it a parked lane.
-    kept_ = sock_->Share();
+    kept_ = Share(sock_);
     return true;
   }
   // Returns whether the stream is still on that lane.  Requires the latch.
@@ -185,7 +185,7 @@ class Placement::Fill : RingCopies {
       const base::LatchGuard hold(sock_->tx_latch);
       // A thread that polls looks again: the peer may have told of its room
       // meanwhile.
-      if (lane_->EndFill() && On(true)) sock_->WakeTx();
+      if (lane_->EndFill() && On(true)) sock_->Wake(true);
     }
     Unpin();
     *error = error_;

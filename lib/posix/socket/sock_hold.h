@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/posix/socket/call_wait.h"
 #include "lib/posix/socket/io_result.h"
 
 namespace rcsock::posix {
@@ -65,6 +66,10 @@ class SendGate {
   // that has ended too early.  The caller may hold both latches.
   void LaneCame(std::uint64_t sought_ns);
 
+  // Wakes threads that wait for the lane: what AwaitsLane says has changed. The
+  // caller may hold any latch.
+  void Wake();
+
   // Forgets the hold, for another connection.
   void Reset();
 
@@ -88,6 +93,14 @@ class SendGate {
   // The part of End that needs no latch.  Returns false if there was no hold.
   bool Take();
   void CountHeld(std::uint64_t since_ns);
+  // Returns how many bytes of the application TCP has got.
+  std::uint64_t GivenToTcp() const;
+  // Waits until AwaitsLane changes, or as Sock::SleepOn.
+  int AwaitLane(CallWait& wait, std::uint64_t until_ns);
+  // Sends at most `most` bytes from `skip` on, as much as TCP has room for.
+  // `bytes` of an error is -errno.
+  IoResult SendNow(int number, const iovec* iov, int count, std::size_t skip,
+                   std::size_t most);
 
   Sock* const sock_;
   std::atomic<std::uint64_t> end_ns_{0};   // 0: none has begun; kNone: no more

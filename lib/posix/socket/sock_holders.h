@@ -88,6 +88,10 @@ class Holders {
   // at these offsets.  Other holders may add to what is told there at any time.
   // So the caller has read it once, and the stream begins at the same offsets.
   void Join(int number, std::uint64_t tx, std::uint64_t rx);
+  // Returns the stream of the Holding `number`, in the program that was
+  // executed.  `fd` is a descriptor of the connection.  Returns null if there
+  // is no such connection, or no memory.
+  static Sock* Inherited(int number, int fd);
   // As Join, for the Holding that the stream has.  Requires both latches.
   void TakeOver(std::uint64_t tx, std::uint64_t rx);
   // Forgets all, for another connection.

@@ -14,6 +14,7 @@
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/recv_in_place.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/user_arguments.h"
@@ -91,7 +92,7 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
 // none of these.
 void Sock::KeepError(int fd, int error) {
   if (!stream::IsToldOnce(error)) return;
-  CancelSeek();
+  search_.Cancel();
   Latched latched(this);
   if (!IsAt(fd)) return;
   switch (mode()) {
@@ -104,21 +105,9 @@ void Sock::KeepError(int fd, int error) {
       return;
     case Mode::kPlain:
       if (read_ahead_.Held().Make(nullptr, 0, SocketInode(fd), 0, error)) {
-        BecomeUnread();
+        SetUnread(true);
       }
   }
-}
-
-// TCP's end is not the stream's end while this end does not have the lane that
-// both ends have agreed on.  The peer may have had the lane, put its last bytes
-// there, and died.  Its word that it has the lane is in a queue of the
-// conductor's by then, so the wait is short.  The kernel will report its end
-// again.  A reset is not held: the kernel, too, loses what it has not delivered
-// by then, see killed_with_unread in tests/posix/kills.  Nor is an end held
-// that comes before this end has said that it has adopted the stream, which may
-// take longer.  Then the peer does not have the lane.
-bool Sock::HoldsEnd() const {
-  return lane_ == nullptr && lane_state_.Agreed() && !moves.load();
 }
 
 Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
@@ -155,7 +144,7 @@ IoResult Sock::EngineSend(int fd, const iovec* iov, int count,
   }
   if (AwaitsAnswer()) [[unlikely]] {
     tx_latch.unlock();
-    LookForAnswer();
+    search_.LookForAnswer();
     const IoResult held = send_gate_.Send(fd, iov, count, total, flags, done);
     if (!held.retry()) return held;
     tx_latch.lock();
@@ -192,7 +181,7 @@ void Sock::WriteWithBoth(SendCall& call) {
   }
   HandleChanges();
   if (lane_ == nullptr && n > 0 && stream_->Idle() && !lane_state_.Seeking()) {
-    PostSettle();
+    settling_.Post();
   }
   rx_latch.unlock();
 }
@@ -238,7 +227,7 @@ IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
     if (!block) {
       if (!stream_->FastTx()) break;
       if (lane_->Writable() > 0 && n > 0) continue;
-      WatchStarved();
+      starvation_.Watch();
       break;
     }
     // TCP took a part.  Only its EAGAIN makes the conductor watch for room.
@@ -323,7 +312,7 @@ IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
   }
   if (AwaitsAnswer()) [[unlikely]] {
     rx_latch.unlock();
-    LookForAnswer();
+    search_.LookForAnswer();
     rx_latch.lock();
   }
   return RecvLatched(fd, iov, count, total, flags, done);
@@ -386,7 +375,7 @@ IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
   tx_latch.lock();
   rx_latch.lock();
   if (timed) {
-    const bool joins = JoinsLeft(call.wait, 0);
+    const bool joins = left_.Joins(call.wait, 0);
     sleepers_.OnWord(false).fetch_sub(1, std::memory_order_relaxed);
     if (joins) [[unlikely]] {
       tx_latch.unlock();
@@ -410,7 +399,7 @@ IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
     stream_->KeepError(static_cast<int>(-n));
   }
   HandleChanges();
-  if (lane_ == nullptr && stream_->Idle()) PostSettle();
+  if (lane_ == nullptr && stream_->Idle()) settling_.Post();
   tx_latch.unlock();
   return Status::kDone;
 }
@@ -469,7 +458,7 @@ inline Sock::Turn Sock::NextTurn(RecvCall& call) {
   if (!call.block || rd_shut_ || stream_->EndsIn(static_cast<std::size_t>(n))) {
     return Turn::kEnds;
   }
-  const bool ends = TcpEndsNext();
+  const bool ends = Looks(this).TcpEndsNext();
   if (ends && call.last_look) return Turn::kEnds;
   call.last_look = ends;
   return ends ? Turn::kLooks : Turn::kWaits;
@@ -550,8 +539,8 @@ ssize_t Sock::Drop(std::size_t limit, bool peek) {
     if (n <= 0) return done > 0 ? static_cast<ssize_t>(done) : n;
     // A peek counts all that is there, which need not be looked at.
     if (peek) {
-      return std::max(n,
-                      static_cast<ssize_t>(std::min(limit, ReadableLatched())));
+      return std::max(n, static_cast<ssize_t>(
+                             std::min(limit, Looks(this).ReadableLatched())));
     }
     done += static_cast<std::size_t>(n);
     if (done == limit || anchor_.AtMark()) return static_cast<ssize_t>(done);

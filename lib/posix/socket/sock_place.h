@@ -10,6 +10,9 @@ namespace rcsock::gpu {
 class Memory;
 class Pipe;
 }  // namespace rcsock::gpu
+namespace rcsock::lane {
+class Lane;
+}
 namespace rcsock::lane::rdma {
 class QpLane;
 }
@@ -62,6 +65,10 @@ class Placement {
   lane::rdma::QpLane* LaneOfSerial(std::uint32_t serial);
 
  private:
+  // Returns the working RDMA lane `epoch`, or any such lane for 0.  Returns
+  // null if the stream is not on it.  Requires either latch.
+  lane::Lane* LaneOf(std::uint32_t epoch) const;
+
   class RingCopies;
   class Fill;
   class Drain;

@@ -61,11 +61,17 @@ class Tally {
   void CameOnLane();
   // The stream has left its lane, or the lane has failed (`failover`).
   void LeftLane(bool failover);
+  // Such a departure speaks against the next lane; the last one does not.
+  // Returns false if none did.
+  void CountDemotion();
+  bool TakeDemotionBack();
+  // Returns how many do.
+  std::uint32_t demotions() const;
   // Another holder of the connection has moved so much.
   void OthersMoved(std::uint64_t tx, std::uint64_t rx);
-  // This process begins with the connection there.  Instead of the latches it
-  // suffices that no other thread knows the stream.
-  void BeginAt(std::uint64_t tx, std::uint64_t rx);
+  // This process begins with the connection there, which has moved so much.
+  // Instead of the latches it suffices that no other thread knows the stream.
+  void JoinAt(std::uint64_t tx, std::uint64_t rx);
 
   // Notes that the connection comes from another process.  Requires that no
   // other thread knows the stream.
@@ -78,6 +84,7 @@ class Tally {
   void OnForkChild();
 
  private:
+  void BeginAt(std::uint64_t tx, std::uint64_t rx);
   // Bytes that this process has moved, and those of them that went over a lane.
   struct Traffic {
     std::uint64_t tx;
@@ -97,6 +104,7 @@ class Tally {
   std::uint32_t promotions_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
   std::uint32_t left_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
   std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  std::uint32_t demotions_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
   bool promoted_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = false;
   bool accounted_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = false;
   bool inherited_ = false;

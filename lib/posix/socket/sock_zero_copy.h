@@ -18,7 +18,10 @@ class ZeroCopy;
 // stream, unless a method says otherwise.  It keeps its ZeroCopy in the pool.
 class ZeroCopyUse {
  public:
-  explicit ZeroCopyUse(Sock* sock) : sock_(sock) {}
+  // `completions`: whether completions wait to be read.  The stream keeps it on
+  // the cache line of its lane.
+  ZeroCopyUse(Sock* sock, std::atomic<bool>& completions)
+      : sock_(sock), completions_(completions) {}
 
   // Notes that the program has set SO_ZEROCOPY to `on`.  Without memory it pins
   // the stream.
@@ -48,8 +51,10 @@ class ZeroCopyUse {
   ZeroCopy* its() const { return calls_.load(std::memory_order_acquire); }
   // Tells the stream whether completions wait.  Requires the rx_latch.
   void Changed();
+  void SetCompletions(bool some);
 
   Sock* const sock_;
+  std::atomic<bool>& completions_;
   std::atomic<bool> on_{false};
   std::atomic<ZeroCopy*> calls_{nullptr};
 };
