@@ -391,7 +391,8 @@ struct Stream {
     }
   }
 
-  // LaneSearch::EndLatched, in two steps: what it sees of the close, what it does.
+  // LaneSearch::EndLatched, in two steps: what it sees of the close, what it
+  // does.
   void EndSearch(State* to, bool open) const {
     Step(to, open ? Event::kGiveUp : Event::kStop);
   }

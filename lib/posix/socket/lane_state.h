@@ -29,9 +29,9 @@ namespace rcsock::posix {
 //   fence of all threads, TryAdopt looks at the marks (I-MARK-1).
 // - CloseLast marks the stream as closed and looks at Seeking; a search steps,
 //   and then TcpAnchor::Borrow looks at the mark.
-// - LaneSearch::Begin steps, and then asks for the verdict on the program's
-// code;
-//   raw_code::BeforeUnseenOpen changes the verdict, and then asks Engaged.
+// - LaneSearch::Begin steps, and then asks for the verdict on the code of the
+//   program; raw_code::BeforeUnseenOpen changes the verdict, and then asks
+//   Engaged.
 class LaneState {
  public:
   // The bits are what calls ask for: each question is one load and one test.

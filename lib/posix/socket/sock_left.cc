@@ -114,7 +114,7 @@ class LeftCalls::Call {
   template <class Call>
   ssize_t InKernelsSleep(std::atomic<int>* count, Call&& call) {
     count->fetch_add(1, std::memory_order_seq_cst);
-    left_.Sleeps();
+    left_.SleepsToo();  // holds no latch, so does not look at fd_
     CountedSleep counted(count);
     ssize_t n;
     {

@@ -171,7 +171,6 @@ void Tally::LeftLane(bool failover) {
       .fetch_add(1, std::memory_order_relaxed);
 }
 
-// They have counted it.
 void Tally::CountDemotion() {
   latches_.AssertHeld();
   ++demotions_;
@@ -189,6 +188,7 @@ std::uint32_t Tally::demotions() const {
   return demotions_;
 }
 
+// They have counted it.
 void Tally::OthersMoved(std::uint64_t tx, std::uint64_t rx) {
   latches_.AssertHeld();
   begun_tx_ += tx;
