@@ -28,7 +28,7 @@ inline constinit Barriers barriers;
 // The thread whose barrier among processes is refused calls it: from now on no
 // sleep on a lane can be trusted.
 using BarriersLost = void (*)();
-inline constinit BarriersLost barriers_lost = nullptr;
+extern constinit BarriersLost barriers_lost;
 
 inline void InitBarriers() {
   const int saved = errno;
