@@ -640,7 +640,7 @@ class Sock final : public SockLayout {
   // EndsNothingLatched returns whether another process holds the connection,
   // and this end owes nothing: then this close ends nothing.
   struct Closing;
-  void EndCalls(int number, bool sought, rendezvous::Conductor* conductor)
+  bool EndCalls(int number, bool sought, rendezvous::Conductor* conductor)
       RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   bool EndsNothingLatched() const RC_REQUIRES(tx_latch, rx_latch);
   void CloseSharedLatched(Closing& closing) RC_REQUIRES(tx_latch, rx_latch);

@@ -53,6 +53,15 @@ void SetLinger(int number, bool on, int seconds) {
             sizeof option);
 }
 
+// What SO_LINGER asks for is done once no latch is held: until then the number
+// is not the last.  Returns the last one.  Returns -1 without room for another
+// number, and no thread waits then.
+int CopyToLinger(int number, bool ends) {
+  const int copy = base::CopyHighForParent(number);
+  if (copy < 0 && ends) SetLinger(number, false, 0);
+  return copy;
+}
+
 }  // namespace
 
 // Returns the number to close; the conductor finds the rest of the stream
@@ -81,10 +90,13 @@ bool Sock::EndsOn(std::uint16_t port) {
 // One close of a stream's last number.
 struct Sock::Closing {
   // Closes the number.  `held`: the connection goes on by another.
-  void End(Sock* sock, bool held) {
-    sock->noted_.Leave(number);
+  void Close(bool held) {
     result = CloseNumber(number, next, held);
     error = errno;
+  }
+  void End(Sock* sock, bool held) {
+    sock->noted_.Leave(number);
+    Close(held);
   }
 
   const int number;
@@ -104,20 +116,20 @@ int Sock::CloseLast(int number, const Successor& next) {
   closed_.store(true, std::memory_order_seq_cst);
   lane_state_.Step(LaneState::Event::kHalt);
   const bool sought = lane_state_.Seeking();
-  Closing closing{number, next, Conductor::IfRunning(), LingerOf(number)};
-  // What SO_LINGER asks for is done once no latch is held: until then this
-  // number is not the last.  Without room for another number no thread waits.
+  Conductor* const conductor = Conductor::IfRunning();
+  const bool background = conductor != nullptr && conductor->OnThread();
+  // For a stream on TCP the kernel's close does what SO_LINGER asks for.  No
+  // latch is held then, so its option matters to nobody here.
+  const bool kernels = !EndCalls(number, sought, conductor) &&
+                       mode() == Mode::kPlain && !background;
+  Closing closing{number, next, conductor,
+                  kernels ? linger{} : LingerOf(number)};
   // The conductor's thread, which closes what was closed while in use, does not
-  // wait either.
-  int lingering = -1;
-  const bool waits =
-      Waits(closing.asked) && holders_.EndHere() &&
-      (closing.conductor == nullptr || !closing.conductor->OnThread());
-  if (Waits(closing.asked)) {
-    lingering = base::CopyHighForParent(number);
-    if (lingering < 0 && holders_.EndHere()) SetLinger(number, false, 0);
-  }
-  EndCalls(number, sought, closing.conductor);
+  // wait.
+  const bool waits = Waits(closing.asked) && holders_.EndHere() && !background;
+  const int lingering =
+      Waits(closing.asked) ? CopyToLinger(number, holders_.EndHere()) : -1;
+  bool late = false;
   {
     Latched latched(this);
     // A thread that gave the search up meanwhile had not yet seen that the
@@ -133,10 +145,13 @@ int Sock::CloseLast(int number, const Successor& next) {
           holders_.EndHere()) {
         ResetOnClose(number);
       }
-      closing.End(this, false);
+      noted_.Leave(number);
+      late = kernels;
+      if (!late) closing.Close(false);
       anchor_.SetNumber(-1);
     }
   }
+  if (late) closing.Close(false);
   if (closing.over >= 0) {
     ResetOnClose(closing.over);
     base::CloseRaw(closing.over);
@@ -156,7 +171,7 @@ int Sock::CloseLast(int number, const Successor& next) {
 // stream that has just been adopted are still the kernel's.  The conductor may
 // keep the open file, and the kernel's sets would then report a closed stream.
 // They would also while the conductor makes a call for a stream that seeks.
-void Sock::EndCalls(int number, bool sought, Conductor* conductor) {
+bool Sock::EndCalls(int number, bool sought, Conductor* conductor) {
   tx_latch.lock();
   const bool adopted = mode() == Mode::kEngine;
   tx_latch.unlock();
@@ -165,6 +180,7 @@ void Sock::EndCalls(int number, bool sought, Conductor* conductor) {
     conductor->Cancel(this);
   }
   anchor_.AwaitBorrowers();
+  return adopted;
 }
 
 bool Sock::EndsNothingLatched() const {
