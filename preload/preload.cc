@@ -62,13 +62,13 @@ constexpr bool Point(std::string_view group, std::string_view name) {
   return group == "data";
 }
 
-// The calls of "threads" set what the other calls go by.
+// The calls of "threads" set the flags that the other calls look at.
 constexpr bool Guarded(std::string_view group) { return group != "threads"; }
 
 }  // namespace
 
-// If a child of vfork becomes another program, it would leave its parent's
-// thread what is set for the call.
+// If a child of vfork becomes another program, the flags that are set for the
+// call would stay set in its parent's thread.
 #define BODY(group, name, call)                               \
   if constexpr (Guarded(#group)) {                            \
     if (rcsock::base::Cancels() &&                            \
@@ -91,7 +91,7 @@ constexpr bool ComesBack(std::string_view name) {
   return false;
 }
 
-// A call that does not come back must not be unwound on its way out.
+// A call that does not return must not be unwound on its way out.
 #define CALLV(group, name, params, args, doc)                                  \
   RCSOCK_EXPORT void name params {                                             \
     if constexpr (!ComesBack(#name)) {                                         \
@@ -216,8 +216,8 @@ RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
   return hook::execve(path, list, environment);
 }
 
-// A library of rcsock's in this process finds it, and leaves the work to the
-// preload.
+// A library of rcsock's in this process finds this symbol, and leaves the work
+// to the preload.
 RCSOCK_EXPORT const int rcsock_preloaded = 1;
 
 // --- Start and end

@@ -16,13 +16,13 @@ namespace {
 using base::Fail;
 using gpu::Pipe;
 
-// A ring takes what a device copies from here on. For fewer bytes a slot does
-// as well.
+// Copies of a device go straight into a ring from this size on. Fewer bytes go
+// as well through a slot.
 constexpr std::size_t kLeastFilled = 16 * 1024;
-// What goes by a slot when the ring is full, and so waits for room.
+// How many bytes go by a slot when the ring is full, and so wait for room.
 constexpr std::size_t kWaiting = 16 * 1024;
 // No handler runs while a ring is filled or drained, and no other thread sends.
-// So no more than this goes at once, however well the peer keeps pace.
+// So at most this much goes at once, however well the peer keeps pace.
 constexpr std::size_t kMostAtOnce = 64 * 1024 * 1024;
 // The first copy is short, so that the peer has something to do early.
 constexpr std::size_t kFirst = 64 * 1024;
@@ -104,7 +104,7 @@ struct Sending {
     ReadAhead ahead(pipe, from + done, most);
     const std::byte* bytes = nullptr;
     while (const std::size_t size = ahead.Next(&bytes)) {
-      // Behind a part no signal is due: the part is the result.
+      // Behind a part no signal is due: the call returns the part.
       const bool first = done == 0 && !behind;
       const ssize_t n = posix::hook::send(fd, bytes, size,
                                           first ? flags : flags | MSG_NOSIGNAL);
@@ -162,7 +162,7 @@ struct Receiving {
     return Fail(error);
   }
 
-  // Receives what there is, or the next piece of it. Returns as recv.
+  // Receives what is there, or the next piece. Returns as recv.
   ssize_t Next() {
     if (rings && !stays()) {
       char byte;
@@ -183,7 +183,7 @@ struct Receiving {
   }
 
   // Copies up to a slot to the device. The bytes stay in the stream until they
-  // are there: a copy that fails loses none.
+  // are on the device: a copy that fails loses none.
   ssize_t BySlot() {
     int error = pipe->NeedSlots();
     if (error != 0) return FailOfDevice(error);

@@ -29,7 +29,7 @@ namespace posix = rcsock::posix;
 namespace {
 
 // A set that rcsock does not follow has kernel descriptors only. The kernel
-// says whether `set` is a set. Asked for an event, with no memory to put it
+// says whether `set` is a set: asked for an event, with no memory to put it
 // into, a set keeps its event.
 bool IsSet(int set) {
   const int saved = errno;

@@ -121,8 +121,8 @@ extern "C" int __wrap_epoll_create1(int flags) {
 namespace {
 
 // A program under `rcsock run` has an engine already: the preload's, which all
-// its calls reach. If two engines each took a connection for theirs, it would
-// be lost.
+// its calls reach. If two engines each adopted a connection, the connection
+// would be lost.
 __attribute__((constructor)) void Start() {
   const bool preloaded = ::dlsym(RTLD_DEFAULT, "rcsock_preloaded") != nullptr;
   hook::Start(preloaded ? Face::kBehind : Face::kLibrary);

@@ -9,9 +9,10 @@ namespace rcsock::base {
 // statistics; the third is the text for a person.
 #define RCSOCK_REASONS(X)                                                     \
   X(kNone, "none", "on a lane")                                               \
-  X(kShortLived, "short_lived", "ended before a lane was worth it, or there") \
-  X(kPolicy, "policy", "lanes are switched off for it")                       \
-  X(kNoDevice, "no_device", "not in this network namespace; no RDMA device")  \
+  X(kShortLived, "short_lived", "ended before a lane paid, or was open")      \
+  X(kPolicy, "policy", "a rule, a variable or the program keeps it on TCP")   \
+  X(kNoDevice, "no_device",                                                   \
+    "no RDMA device, and the peer is not in this network namespace")          \
   X(kNoRdmaLibrary, "no_rdma_library", "librdmacm or libibverbs is missing")  \
   X(kNoRoute, "no_route", "no RDMA device leads to the peer")                 \
   X(kRdmaRejected, "rdma_rejected", "the peer's host rejected the lane")      \
@@ -30,28 +31,32 @@ namespace rcsock::base {
   X(kNoFds, "no_fds", "out of file descriptors")                              \
   X(kTooMany, "too_many_streams", "the limit of promoted streams is reached") \
   X(kNoThread, "no_thread", "the conductor thread could not be started")      \
-  X(kPinnedFdopen, "pinned_fdopen", "pinned: stdio reads it past rcsock")     \
+  X(kPinnedFdopen, "pinned_fdopen", "pinned: stdio uses it past rcsock")      \
   X(kPinnedScmRights, "pinned_scm_rights", "pinned: passed to a process")     \
   X(kPinnedFork, "pinned_fork", "pinned: shared with a forked process")       \
   X(kPinnedExec, "pinned_exec", "pinned: kept across exec")                   \
-  X(kUnreadExec, "unread_exec", "unread bytes lost to a program without it")  \
+  X(kUnreadExec, "unread_exec",                                               \
+    "unread bytes lost to a program without rcsock")                          \
   X(kPinnedIoUring, "pinned_io_uring", "pinned: io_uring may use it")         \
   X(kPinnedSyscall, "pinned_syscall", "pinned: used past rcsock")             \
   X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \
   X(kSandboxed, "sandboxed", "the process filters its system calls")          \
-  X(kBusy, "busy", "a call in the kernel never left a gap to promote in")     \
-  X(kBudget, "budget", "others use the limit of RDMA lanes more")             \
-  X(kPeerBudget, "peer_budget", "others use the peer's limit of RDMA lanes")  \
+  X(kBusy, "busy", "its calls in the kernel never left a gap to promote it")  \
+  X(kBudget, "budget", "busier connections use up the limit of RDMA lanes")   \
+  X(kPeerBudget, "peer_budget",                                               \
+    "busier connections use up the peer's limit of RDMA lanes")               \
   X(kIdleRings, "idle_rings", "idle: its large rings were given back")        \
   X(kUnproven, "unproven", "only the accepting end sends; no proof yet")      \
   X(kStarved, "starved", "demoted: the peer stopped reading")                 \
-  X(kLaneStalled, "lane_stalled", "what the lane had taken did not arrive")   \
+  X(kLaneStalled, "lane_stalled",                                             \
+    "bytes that the lane had taken did not arrive")                           \
   X(kLaneError, "lane_error", "the lane failed")                              \
   X(kProtocol, "protocol_error", "the peer broke the protocol")               \
   X(kPeerDemoted, "peer_demoted", "the peer asked to leave the lane")         \
   X(kPeerGone, "peer_gone", "the peer process ended")                         \
-  X(kPending, "pending", "still looking for the peer at the end")             \
-  X(kNotProven, "not_proven", "no proof that the peer has the connection")    \
+  X(kPending, "pending", "ended while it was still looking for its peer")     \
+  X(kNotProven, "not_proven",                                                 \
+    "the peer has not proved that it has the connection")                     \
   X(kSharedMemory, "shared_memory",                                           \
     "the limit of rings in shared memory is reached")                         \
   X(kDeviceLeftAlone, "device_left_alone", "its RDMA device is left alone")   \
@@ -63,7 +68,7 @@ namespace rcsock::base {
   X(kOtherNamespace, "other_namespace",                                       \
     "the peer may be in another network namespace of this host")              \
   X(kTranslated, "translated_address",                                        \
-    "the peer has the gateway's address: translation may hide it")            \
+    "the peer has the gateway's address, which may be translated")            \
   X(kDeviceFull, "device_full",                                               \
     "a limit of the RDMA device, or of its cgroup, is reached")
 

@@ -52,7 +52,7 @@ const Calls* Loaded() {
   void* const library =
       ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (library == nullptr) return nullptr;
-  // The reference is kept: the program may close its own.
+  // The reference to the library is kept: the program may close its own.
   if (!FindAll(library)) {
     ::dlclose(library);
     return nullptr;

@@ -90,8 +90,8 @@ struct Calls {
 const Calls* Loaded();
 // In the child of fork: frees what another thread may have held.
 void ForkChild();
-// From before fork to behind it in the parent, no thread of Loaded is in the
-// loader: a child would find the loader amid its work.
+// In the parent, from before the fork until after it, no thread of Loaded is in
+// the loader.  Otherwise the child would find the loader amid its work.
 void ForkPrepare();
 void ForkParent();
 // Counts the calls of ForkChild.

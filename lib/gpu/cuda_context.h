@@ -25,8 +25,8 @@ class CudaPipe;
 // Threads: any.
 class ContextPipes {
  public:
-  // Returns the object of the context that has `device`'s memory `at`. Null: it
-  // has none, *result says why.
+  // Returns the object of the context that has `device`'s memory `at`. Null:
+  // the memory has none, and *result says why.
   static std::shared_ptr<ContextPipes> Of(const Calls& calls, Pointer at,
                                           Device device, Result* result);
   ~ContextPipes();

@@ -23,12 +23,12 @@ Pointer AsPointer(const void* at) {
   return static_cast<Pointer>(reinterpret_cast<std::uintptr_t>(at));
 }
 
-// One allocation, or the part of it that was asked for.
+// One allocation, or the part of an allocation that the caller asked for.
 struct Range {
   Pointer begin;
   Pointer end;
-  // The driver gives no number twice. So memory that was freed, and allocated
-  // again at this address, is known.
+  // The driver gives no number twice. So the number shows that memory was
+  // freed, and allocated again at this address.
   unsigned long long id;
 };
 

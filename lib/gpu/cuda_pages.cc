@@ -35,8 +35,8 @@ std::shared_ptr<CudaPages> CudaPages::Make(ContextPipes* of, std::byte* at,
   return nullptr;
 }
 
-// Does not call the driver: the thread that lets go of the last reference may
-// be one that must not wait.
+// Does not call the driver: the thread that gives up the last reference may be
+// one that must not wait.
 CudaPages::~CudaPages() {
   latch_.AssertUnshared();
   if (OfParent() || of_ != nullptr) pin_.Forget();

@@ -122,7 +122,7 @@ bool CudaPipe::Look(int slot, int* error) {
     if (result == kSuccess) result = of_->calls().EventQuery(events_[at]);
   }
   if (result == kNotReady) return false;
-  // An error ends the copy, and that of a context that is gone has ended.
+  // An error ends the copy.  If the context is gone, its copy has ended, too.
   busy_[at] = false;
   *error = ToErrno(of_->Note(result));
   return true;

@@ -45,7 +45,7 @@ class CudaPipe final : public Pipe {
 
   ContextPipes* const of_;
   std::byte* base_ = nullptr;
-  base::PinCount pin_;  // of the slots, if the driver has pinned them
+  base::PinCount pin_;  // a copy is under way, and no event will report its end
   bool pinned_ = false;
   bool lost_ = false;  // a copy is under way that no event will tell of
   const unsigned forks_ = forks.load(std::memory_order_relaxed);

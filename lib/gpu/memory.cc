@@ -8,8 +8,8 @@
 
 namespace rcsock::gpu {
 
-// The one kind of driver so far. Another one is asked where this one does not
-// know the memory.
+// The one kind of driver so far. Another kind would be asked where this one
+// does not know the memory.
 int Memory::Find(const void* at, std::size_t length,
                  std::shared_ptr<Memory>* found) {
   found->reset();

@@ -25,9 +25,9 @@ inline constinit Counts counts;
 class HostPages {
  public:
   virtual ~HostPages() = default;
-  // Has the driver let go of the memory. No copy is under way there. The driver
-  // may wait for all that the GPU does, so this needs a thread for which
-  // nothing waits.
+  // Has the driver unpin the memory. No copy is under way there. The driver may
+  // wait for all that the GPU does, so the calling thread must be one that no
+  // other thread waits for.
   virtual void End() = 0;
   // Returns true if the memory is pinned for copies of that context
   // (Memory::context). The end of the context unpins it.
@@ -45,8 +45,8 @@ class Pipe {
   static constexpr std::size_t kSlotBytes = 512 * 1024;
 
   virtual ~Pipe() = default;
-  // Makes the slots' memory, if that is not there. Returns 0 or an errno. Only
-  // then there is slot().
+  // Makes the slots' memory, if there is none yet. Returns 0 or an errno.
+  // slot() may be called only after that.
   virtual int NeedSlots() = 0;
   virtual std::byte* slot(int index) const = 0;
   // Begin a copy of `bytes`, with slot(slot), or with the memory at `host`,
@@ -71,15 +71,16 @@ class Pipe {
   static constexpr std::uint64_t kMostWaitNs = 10'000'000'000;
 };
 
-// Memory of a device, as a driver knows it. It outlives the allocation: a
-// program may free that at any time, and each call says so by an errno.
+// Memory of a device, as a driver knows it. The object outlives the allocation:
+// a program may free its allocation at any time, and each call reports that by
+// an errno.
 //
 // Threads: any.
 class Memory {
  public:
-  // Sets *found to what `length` bytes at `at` are, null for host memory. The
-  // bytes of a device lie on one device. Returns 0 or an errno. EINVAL: the
-  // range goes beyond the device's memory.
+  // Finds which memory the `length` bytes at `at` are. Sets *found, to null for
+  // host memory. The bytes of a device lie on one device. Returns 0 or an
+  // errno. EINVAL: the range goes beyond the device's memory.
   static int Find(const void* at, std::size_t length,
                   std::shared_ptr<Memory>* found);
   // In the child of fork, where no driver works.
@@ -88,8 +89,8 @@ class Memory {
   static void ForkParent();
 
   virtual ~Memory() = default;
-  // Returns 0 if these bytes are still what was found, else an errno. EFAULT:
-  // they have been freed.
+  // Returns 0 if these bytes are still the memory that was found, else an
+  // errno. EFAULT: they have been freed.
   virtual int Check(const void* at, std::size_t length) const = 0;
   // Gives the pipe back to its device, after the copies under way.
   struct GiveBack {
@@ -106,8 +107,8 @@ class Memory {
   // Copies to host memory, and waits. Returns 0 or an errno.
   int CopyOut(void* to, const void* from, std::size_t bytes);
 
-  // Has the device carry out copies of the program's in order with those of
-  // other devices. Call it before another device gets the memory.
+  // Has the device carry out the program's copies in order with those of other
+  // devices. Call it before another device gets the memory.
   virtual void BeforeSharing(const void* at) const = 0;
   // Makes a dma-buf of whole pages around the bytes. *offset is where the bytes
   // begin. Returns 0 or an errno. EOPNOTSUPP: the device or its driver can't.

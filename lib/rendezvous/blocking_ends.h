@@ -10,10 +10,10 @@ namespace rcsock::rendezvous {
 class Connection;
 class Core;
 
-// Connections whose device went during an iWARP handshake.  A thread that
-// destroys such an id, or its QP, waits in the kernel for the handshake's end,
-// which nothing reports any more.  So one helper thread destroys all such
-// connections, and ends.
+// Connections whose device went during an iWARP handshake.  If a thread
+// destroys the id of such a connection, or its QP, it waits in the kernel for
+// the handshake's end.  Nothing reports that end any more.  So one helper
+// thread destroys all of these connections, and ends.
 //
 // Threads: the conductor's.  While the helper thread runs, it alone uses its
 // connections.  It posts when it has finished.

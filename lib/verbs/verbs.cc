@@ -35,8 +35,8 @@ constinit std::atomic<std::uint32_t> g_state{kNotTried};
 constinit base::Latch g_latch;
 constinit Error g_why;  // g_latch's until kMissing, constant afterwards
 constinit std::atomic<bool> g_used{false};  // there has been an event channel
-// The program has librdmacm for itself, and librdmacm has one context of a
-// device for all users.
+// The program uses librdmacm itself, and librdmacm has one context of a device
+// for all users.
 constinit bool g_shared = false;
 // librdmacm as the first of these processes has loaded it, from its file.
 constinit void* g_cm = nullptr;
@@ -95,7 +95,7 @@ const char* LoadCalls() {
   }
   Find(cm, verbs, "ibv_reg_dmabuf_mr", &calls.ibv_reg_dmabuf_mr);
   LoadProviders(reinterpret_cast<const void*>(calls.ibv_reg_mr));
-  // Behind a fork, kernels before 5.12 give a parent that writes to its queues
+  // After a fork, kernels before 5.12 give a parent that writes to its queues
   // other pages than the device has. On later kernels this does nothing.
   int (*fork_init)() = nullptr;
   if (Find(cm, verbs, "ibv_fork_init", &fork_init)) fork_init();
@@ -136,9 +136,9 @@ void Adopt(int* fd) {
   SetNonBlocking(*fd);
 }
 
-// Returns true if a child of fork may use libibverbs behind a parent that did.
-// It may not where libibverbs counts the pages that fork must not copy. Another
-// thread may have had the lock of that count.
+// Returns true if a child of fork may use libibverbs after its parent has used
+// it. It may not where libibverbs counts the pages that fork must not copy:
+// another thread of the parent may have held the lock of that count.
 bool FreeOfForks() {
   ibv_fork_status (*initialized)() = nullptr;
   return Find(g_cm, nullptr, "ibv_is_fork_initialized", &initialized) &&
@@ -278,8 +278,8 @@ Pd AllocPd(ibv_context* context, Error* error) {
 
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error) {
-  // Set for a device that grants only strict keys: the next is asked for those
-  // first.
+  // Set if a device grants only strict keys: the next keys are asked for with
+  // strict order first.
   static constinit std::atomic<bool> strict_first{false};
   const base::NoCancel no_cancel;
   const bool choice = calls.ibv_reg_mr_iova2 != nullptr;
@@ -413,10 +413,10 @@ void CloseGone(int cmd_fd, int async_fd) {
     calls.rdma_free_devices(list);
     return;
   }
-  // If no device is left, librdmacm does not compare, and keeps what it had
-  // open until a device comes. The context must not be touched: it may have
-  // been freed after all. So its numbers, which librdmacm will close, come to
-  // refer to a file that keeps nothing.
+  // If no device is left, librdmacm does not compare, and keeps the contexts
+  // that it had open until a device comes. The context must not be touched:
+  // librdmacm may have freed it after all. So the context's numbers, which
+  // librdmacm will close, come to refer to a file that keeps nothing.
   if (g_shared) return;
   const base::UniqueFd nothing(
       base::OpenHigh([] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));

@@ -29,9 +29,9 @@ bool AnyDevice();
 // In the child of fork. If the parent has used a device, this closes the
 // inherited descriptors. Then no object of the parent's may be touched or
 // destroyed. The next Load() loads librdmacm once more, for objects of the
-// child's own. It fails, until the child executes another program, in three
-// cases: OpenCopy cannot copy, the kernel is older than 5.12, or the program
-// has librdmacm for itself.
+// child's own. That Load() fails, until the child executes another program, in
+// three cases: OpenCopy cannot copy, the kernel is older than 5.12, or the
+// program has librdmacm for itself.
 void ForkChild();
 // Counts the calls of ForkChild. A thread that comes back from a handler that
 // forked finds it changed.
@@ -62,9 +62,9 @@ using Id = Ptr<rdma_cm_id>;
 Pd AllocPd(ibv_context* context, Error* error);
 // The memory is read only behind a completion, so its key has relaxed ordering.
 // Some devices grant no other ordering, and others are a quarter faster with
-// it. On iWARP the order is strict, because there a read asks whether writes
-// are in their place. If a device refuses one ordering, it is asked for the
-// other.
+// relaxed ordering. On iWARP the order is strict, because there a READ asks
+// whether writes are in their place. If a device refuses one ordering, it is
+// asked for the other.
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
 // Registers a dma-buf from `offset` on, under the addresses from `base` on. The
@@ -89,15 +89,15 @@ bool ResolveRoute(rdma_cm_id* id, int timeout_ms);
 void AdoptContext(ibv_context* context);
 // Makes librdmacm look which devices there are, and close the context of a
 // device that has gone. That context had these two descriptors, and is used no
-// more. Some drivers' devices can't go before.
+// more. Some drivers' devices cannot go before the context is closed.
 void CloseGone(int cmd_fd, int async_fd);
 // The QP belongs to the id. Asks for the inline size in *inline_ask, and for
 // less until the provider grants it. *inline_ask is then the size last asked
-// for, so the device's next QP takes one call; *attr says what was granted.
+// for, so the device's next QP takes one call; *attr has the granted size.
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
               std::uint32_t* inline_ask, Error* error);
 bool ToError(ibv_qp* qp, Error* error);  // to IBV_QPS_ERR
-// Sets how long a peer waits that finds no receive here. No peer does while no
+// Sets how long a peer waits that finds no receive here. No peer waits while no
 // receive is lost. rdma_cm leaves 655 ms for each try.
 bool SetRnrTimer(ibv_qp* qp, Error* error);
 // The device reports SRQ_LIMIT_REACHED, once, when fewer receives are left.

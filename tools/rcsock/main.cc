@@ -20,8 +20,8 @@
 
 namespace {
 
-// rcsock's version, and the versions of what two ends say to each other. Two
-// ends whose latter versions differ stay on TCP.
+// rcsock's version, and the versions of the protocols between two ends.  Two
+// ends with different versions of the protocols stay on TCP.
 std::string Version() {
   return "rcsock " RCSOCK_VERSION " (wire version: shared memory " +
          std::to_string(rcsock::rendezvous::kVersion) + ", RDMA " +
@@ -84,7 +84,7 @@ std::string LanesWrong(std::string& word) {
 
 // Returns why no lane over shared memory opens here, or "".
 std::string WhyNoSharedMemory() {
-  // Rules are looked at elsewhere; the command's rules are not for the probe.
+  // Other code looks at the rules; the command's rules are not for the probe.
   const char* set = std::getenv("RCSOCK_RULES");
   const std::string rules = set != nullptr ? set : "";
   ::unsetenv("RCSOCK_RULES");
@@ -119,8 +119,8 @@ void AddRun(CLI::App* app, rcsock::tools::RunOptions* options) {
       ->check(CLI::IsMember({"latency", "balanced", "efficient"}))
       ->type_name("PROFILE");
   run->add_option("--peers", options->peers,
-                  "Users, with commas between, whose processes on this host\n"
-                  "are as good as our own: shared memory with them, too")
+                  "Users, separated by commas, whose processes on this host\n"
+                  "may have shared memory with this command's, too")
       ->type_name("USERS");
   run->add_option("--meet-dir", options->meet_dir,
                   "A directory that containers of this host share: shared\n"

@@ -62,7 +62,7 @@ std::vector<fs::path> Places() {
 
 }  // namespace
 
-// Returns this program's file.  Without /proc, in a chroot, returns it as it
+// Returns this program's file. Without /proc, in a chroot, returns it as it
 // was started.
 std::string OwnFile() {
   std::error_code error;
@@ -252,9 +252,9 @@ bool SetRules(const RunOptions& options) {
   return good;
 }
 
-// Names the variables that mean nothing to rcsock. Otherwise a slip would show
-// only by what does not happen. Within another `rcsock run`, the outer one has
-// named them.
+// Names the variables that rcsock does not know. Otherwise a user would notice
+// a slip only by its missing effect. Within another `rcsock run`, the outer one
+// has named them.
 void WarnOfVariables() {
   if (Environment("LD_PRELOAD").find(kPreloadName) != std::string::npos) return;
   for (const std::string& name : ReadVariables().unknown) {
@@ -274,7 +274,8 @@ std::string WhyPlain(const std::string& path, bool* takes) {
   if (!loader.empty()) {
     *takes = false;
     return path + " is loaded by " + loader +
-           ", which cannot load the preload: it runs without, over plain TCP";
+           ", which cannot load the preload: it runs without it, over "
+           "plain TCP";
   }
   const std::string why = WhyNotPreloadable(path);
   if (why.empty()) return "";

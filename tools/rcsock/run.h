@@ -21,7 +21,7 @@ struct RunOptions {
   std::optional<std::string> log_file;
   std::optional<std::string> config;  // a file, instead of the usual ones
   bool no_config = false;
-  // Fails where no lane can be had, instead of running over plain TCP.
+  // If no lane can be had, fails, instead of running over plain TCP.
   bool require_lanes = false;
   std::vector<std::string> command;
 };

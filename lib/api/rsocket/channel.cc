@@ -94,7 +94,7 @@ void Channel::SendHello() {
   hello.cookie_at = reinterpret_cast<std::uintptr_t>(cookie_);
   hello.busy_at = reinterpret_cast<std::uintptr_t>(&busy_);
   std::memcpy(hello.cookie, cookie_, sizeof cookie_);
-  // These are the first bytes of a connection: its buffers are empty.
+  // The hello is the first bytes of a connection, so its buffers are empty.
   if (rcs_send(fd_, &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) !=
       static_cast<ssize_t>(sizeof hello)) {
     phase_ = Phase::kPlain;
@@ -147,8 +147,8 @@ void Channel::StepLatched() {
   if (now != Phase::kHello && now != Phase::kMaybe && now != Phase::kSpoken) {
     return;
   }
-  // No read before it is known that there are bytes. It would take the error of
-  // the connection, which the application must see.
+  // Reads only once bytes are known to be there. Another read would take the
+  // error of the connection, which the application must see.
   pollfd one{fd_, POLLIN, 0};
   if (rcs_poll(&one, 1, 0) == 0) return;
   int there = 0;
@@ -167,8 +167,8 @@ void Channel::StepLatched() {
     return;
   }
   if (n < static_cast<ssize_t>(sizeof hello)) {
-    // The hello comes in pieces. Or the peer has no hello, but bytes that begin
-    // like one, and waits.
+    // The hello comes in pieces. Or the peer sends no hello, but bytes that
+    // begin like a hello, and waits.
     const std::int64_t ms = NowMs();
     if (begun_ms_ == 0) begun_ms_ = ms;
     if (ms - begun_ms_ < kMostPieceMs) return;
@@ -192,7 +192,7 @@ void Channel::StepLatched() {
 
 // --- Receiving
 
-// The peer has broken the rules: what follows cannot be told apart.
+// The peer has broken the rules, so the bytes that follow have no meaning.
 void Channel::BreakLatched() {
   rcs_shutdown(fd_, SHUT_RDWR);
   data_left_ = write_left_ = 0;
@@ -218,7 +218,7 @@ bool Channel::TakeRecord() {
     case kWrite:
       return TakeWrite(record);
     case kAsk:
-      // All that came before it is in its place by now.
+      // All bytes that came before it are in their places now.
       record.type = kTaken;
       return Queue(record) <= kMostOwed && record.length == 0;
     case kTaken:
@@ -252,9 +252,9 @@ bool Channel::TakeWrite(const Record& record) {
   if (record.length == 0 || record.length > kMostPayload) return false;
   write_to_ = nullptr;
   write_left_ = record.length;
-  // A device has placed it already, and the program may have changed it since.
-  // The lane has been left, or this record would not have come: nothing counts
-  // any more.
+  // A device has placed these bytes already, and the program may have changed
+  // them since. The lane has been left, or this record would not have come: the
+  // counter changes no more.
   if (record.extent != 0 && counter_ != nullptr &&
       record.extent <= std::atomic_ref(*counter_).load()) {
     return true;
@@ -320,7 +320,7 @@ void Channel::ProgressLatched() {
     }
     if (n == 0) end_ = true;
     if (n < 0) {
-      // The stream says it once, and the application has not heard it.
+      // The stream reports the error once, and the application has not got it.
       if (errno != EAGAIN && errno != EINTR) error_ = errno;
       return;
     }
@@ -470,8 +470,8 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
 bool Channel::Revoke(Local& local) {
   // The peer sets its busy word, then looks at `valid`. Here `valid` changes
   // first, and the busy word is looked at after. Both are sequentially
-  // consistent, and the system call orders as well. So one end sees the other's
-  // word: no write goes on after this returns.
+  // consistent, and the system call orders as well. So one end sees what the
+  // other has stored: no write goes on after this returns.
   local.valid->store(0, std::memory_order_seq_cst);
   if (peer_pid_ > 0 && !child_) {
     std::uint32_t busy = 0;
@@ -507,7 +507,7 @@ int Channel::Unmap(void* buffer, std::size_t length) {
       write_to_ < static_cast<unsigned char*>(buffer) + length) {
     write_to_ = nullptr;
   }
-  // A peer that has not heard of the end yet still looks at the word.
+  // A peer that does not know of the end yet still looks at the word.
   (void)found->valid.release();
   locals_.erase(found);
   Queue(record);
@@ -526,8 +526,8 @@ void Channel::LetGo() {
   rx_.UnlockAfterFork();
 }
 
-// The parent sends what waits to be sent. What has been given to a device is
-// that device's business.
+// The parent sends what waits to be sent. Bytes that a device has been given
+// are the device's to send.
 void Channel::InChild() {
   rx_.AssertHeld();
   tx_.AssertHeld();

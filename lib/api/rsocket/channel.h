@@ -59,8 +59,8 @@ class Channel {
   void Accepted(const Channel* listener);
   // Continues the handshake as far as it can.
   void Step();
-  // The caller is about to send without waiting for the first bytes. To the
-  // peer that means that there are no records.
+  // The caller is about to send without waiting for the first bytes. So the
+  // peer sees that there are no records.
   void SpeakFirst();
   // Bytes have come that may be the beginning of a hello.
   bool undecided() const { return begun_ms_.load() != 0; }
@@ -72,9 +72,9 @@ class Channel {
   bool SendOwed();  // returns true if something still waits to be sent
   // Bytes taken from the application wait: a caller must send them.
   bool owes() const { return owes_.load(std::memory_order_acquire); }
-  // What has been placed may be lost with its lane: a caller must call
-  // LookPlaced, which sends it again. StartedPlacing is true once each time
-  // this begins.
+  // True while what has been placed may be lost with its lane: a caller must
+  // call LookPlaced, which sends it again. StartedPlacing returns true once
+  // each time this begins.
   bool placing() const { return placing_.load(std::memory_order_acquire); }
   bool StartedPlacing() { return started_.exchange(false); }
   void LookPlaced();
@@ -131,7 +131,7 @@ class Channel {
 
   void SendHello() RC_REQUIRES(rx_);
   void TakeHello(const Hello& hello) RC_REQUIRES(rx_);
-  // These return false if the peer must not have sent the record.
+  // These functions return false if the peer must not have sent the record.
   bool TakeRecord() RC_REQUIRES(rx_);
   bool TakeMap(const Record& record) RC_REQUIRES(rx_);
   bool TakeWrite(const Record& record) RC_REQUIRES(rx_);
@@ -193,8 +193,9 @@ class Channel {
   unsigned char* write_to_ RC_GUARDED_BY(rx_) = nullptr;
   std::vector<Local> locals_ RC_GUARDED_BY(rx_);
   std::vector<Remote> remotes_ RC_GUARDED_BY(rx_);
-  // How many of the peer's writes its device has placed here. That device
-  // writes it behind each. It has a page of its own, since it is registered.
+  // How many of the peer's writes its device has placed here. The peer's device
+  // writes the counter behind each write. The counter has a page of its own,
+  // since it is registered.
   std::uint64_t* counter_ RC_GUARDED_BY(rx_) = nullptr;
   rcs_exposure counter_exposed_ RC_GUARDED_BY(rx_){};
   rcs_exposure peer_counter_ RC_GUARDED_BY(rx_){};  // where ours counts

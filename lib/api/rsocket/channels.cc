@@ -120,7 +120,7 @@ void Turn(int kick, Pumped* pumped) {
     {
       const base::MutexGuard hold(channel->rx());
       fd = channel->fd();
-      // Data is the application's to take, and what follows it comes after.
+      // The application takes data, and what follows the data comes after.
       channel->parked =
           channel->DataFirst() || channel->Ended() || !channel->mapped();
       if (!channel->parked) events |= POLLIN;

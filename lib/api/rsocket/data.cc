@@ -39,7 +39,7 @@ ssize_t RecvVector(int fd, const iovec* iov, int count, int flags,
       const Shared channel = ForData(fd);
       ssize_t n;
       if (channel == nullptr || !channel->framed()) {
-        // What follows a hello does not come before it.
+        // What follows a hello does not come before the hello.
         if (channel != nullptr) {
           if (channel->undecided()) Nap();
           n = Fail(EAGAIN);

@@ -12,7 +12,7 @@ namespace rcsock::rsocket {
 // The writes to the peer's memory that an RDMA device has been given and that
 // are not known to have arrived. Their bytes are kept in registered memory,
 // from which the device sends them. If the lane dies, they are sent again from
-// there, in order: so the last write wins there too.
+// there, in order: so the last write wins on the peer's side too.
 class Placing {
  public:
   struct Write {

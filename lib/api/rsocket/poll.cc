@@ -60,8 +60,8 @@ class PollCall {
     }
   }
 
-  // Returns the events of the rsocket, where the stream itself has had its
-  // answer.
+  // Returns the events of the rsocket, once poll has answered for the stream
+  // itself.
   short Got(std::size_t i) {
     short got = asked_[i].revents;
     const Shared& channel = channels_[i];

@@ -12,7 +12,7 @@
 
 namespace rcsock::rsocket {
 
-// The most that one record carries. What is not sent at once is kept.
+// The most that one record carries. Bytes that are not sent at once are kept.
 constexpr std::size_t kMostPayload = 256 * 1024;
 
 enum Type : std::uint32_t {

@@ -29,8 +29,9 @@ constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::size_t kPage = 4096;
 
 // RCSOCK_PEERS names other users, and RCSOCK_MEET_DIR a directory in which
-// processes of other containers are met. They are read when the library is
-// loaded, as by librcsock: the program may clear its environment afterwards.
+// processes of other containers are met. Both are read when the library is
+// loaded, as librcsock reads them: the program may clear its environment
+// afterwards.
 bool other_users = false;
 [[gnu::constructor]] void ReadOtherUsers() {
   for (const char* name : {"RCSOCK_PEERS", "RCSOCK_MEET_DIR"}) {
@@ -49,11 +50,11 @@ std::int64_t NowNs() {
 
 // --- Shared memory: the peer's process
 
-// The peer's process is reachable only on a shared-memory lane, and only where
-// no lane is made with other users' processes. Then both are of one user on one
+// The peer's process is reachable only on a shared-memory lane, and only if no
+// lane is made with other users' processes. Then both are of one user on one
 // host, and what the peer says of its memory gives it nothing new. Another
-// user's process could name memory of one of ours. The cookie shows that the
-// pid is the peer's process.
+// user's process could name memory of one of our processes. The cookie shows
+// that the pid is the peer's process.
 bool Channel::PeerReachable(int lane) {
   if (direct_ == Direct::kNo || peer_pid_ <= 0 || lane != RCS_SHM) {
     return false;
@@ -235,9 +236,9 @@ ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
     if (errno == ENOBUFS) placed_.Refuse();
     return 0;
   }
-  // Its number follows, in the order of the queue pair. So the peer knows what
-  // it has had, should the lane die before this end does. A number that can't
-  // be placed is covered by the next.
+  // The number of the write follows, in the order of the queue pair. So the
+  // peer knows what it has got, should the lane die before this end does. If a
+  // number cannot be placed, the next covers it.
   const std::uint64_t number = ++place_number_;
   std::memcpy(copy + n, &number, sizeof number);
   ticket = std::max(ticket,

@@ -96,7 +96,7 @@ int rcs_epoll_pwait2(int set, struct epoll_event* events, int capacity,
  *   1. rcs_epoll_look, which takes what the lanes have.  It spins for `spin_us`
  *      at most, and does not ask the kernel.  Returns the number of events, 0,
  *      or -1.  EAGAIN: nothing for so long that it is better to sleep.
- *      ENODATA: no stream of the set is on a lane, so the kernel's word is
+ *      ENODATA: no stream of the set is on a lane, so the kernel's answer is
  *      enough.
  *   2. rcs_epoll_arm.  0: `set` becomes readable when something comes.  1: look
  *      again, something has come.
@@ -170,9 +170,9 @@ void (*rcs_signal(int number, void (*handler)(int)))(int);
 /* Where the bytes of a stream go at this moment: RCS_TCP, RCS_SHM, RCS_RDMA. */
 int rcs_get_lane(int fd);
 
-/* Returns why the stream is on TCP, or left its last lane: a word of
- * docs/tools.md ("All reasons"), "none" on a lane.  Do not free it.  Null with
- * errno. */
+/* Returns why the stream is on TCP, or left its last lane: one of the reasons
+ * in docs/tools.md ("All reasons"), "none" on a lane.  Do not free it.  On
+ * failure returns null, with errno. */
 const char* rcs_get_reason(int fd);
 
 struct rcs_stream_info {
@@ -224,12 +224,12 @@ int rcs_promote(int fd);
  * it can.  Later traffic may promote it again. */
 int rcs_demote(int fd, int timeout_ms);
 
-/* Registers memory from which much will be sent.  An RDMA device that sends
- * from it pins it until it is unregistered.  Any other memory can be sent as
- * well.  It may be memory of a GPU, which the calls for registered memory then
- * take (docs/gpu.md has their errors).  EEXIST: it overlaps a registered
- * buffer.  ENOENT: it is not registered.  EBUSY: what was sent from it may have
- * to be sent again. */
+/* Registers memory from which much will be sent.  The memory may be a GPU's:
+ * then the calls for registered memory take it (docs/gpu.md has their errors).
+ * An RDMA device that sends from the memory pins it until it is unregistered.
+ * Memory that is not registered can be sent as well.  EEXIST: the memory
+ * overlaps a registered buffer.  ENOENT: it is not registered.  EBUSY: what was
+ * sent from it may have to be sent again. */
 int rcs_register_buffer(void* address, size_t length);
 int rcs_unregister_buffer(void* address, size_t length);
 
@@ -245,8 +245,8 @@ struct rcs_sent {
 };
 ssize_t rcs_send_registered(int fd, const void* from, size_t length, int flags,
                             struct rcs_sent* sent);
-/* Returns 1 if the buffer is the program's again, 0 if not yet.  The peer says
- * when it sees fit that it has taken bytes.  With `may_copy`, bytes that have
+/* Returns 1 if the buffer is the program's again, 0 if not yet.  The peer
+ * reports late which bytes it has taken.  With `may_copy`, bytes that have
  * arrived and are not taken are copied now, and the buffer is needed no more.
  */
 int rcs_sent_done(int fd, struct rcs_sent* sent, int may_copy);

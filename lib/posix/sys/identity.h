@@ -13,7 +13,7 @@ enum class Face : std::uint8_t {
   kPreload,  // every call of the process comes through the hooks
   kLibrary,  // calls that the program makes by rcsock's names
   kBehind,   // as kLibrary, but another copy of rcsock is interposed and does
-             // the work: nothing is followed here
+             // the work: this copy follows nothing
 };
 
 [[gnu::visibility("hidden")]] extern constinit std::atomic<Face> own_face;

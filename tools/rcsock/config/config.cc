@@ -51,7 +51,7 @@ Strings StringsOf(const toml::node& node, const char* key) {
     const auto text = one.value_exact<std::string>();
     if (!text || text->empty()) {
       throw Wrong(
-          one, fmt::format("{} is a word in quotes, or a list of such", key));
+          one, fmt::format("{} is a word in quotes, or a list of words in quotes", key));
     }
     all.push_back(*text);
   };
@@ -261,7 +261,7 @@ class Compiler {
   }
 
  private:
-  // Each of these returns false if the key is none of its own.
+  // Each of these functions returns false if it does not know the key.
   bool TakeOfStreams(std::string_view key, const toml::node& node) {
     if (key == "lanes") {
       Set(LanesOf(node));
@@ -410,7 +410,7 @@ void ReadFile(const std::string& path, Policy* policy, Strings* lists) {
       add(rule.Finish(one), one.source().begin.line);
     }
   }
-  // Settings outside of rules hold where no rule does.
+  // Settings outside of rules hold where no rule makes them.
   add(top.Finish(file), top_line);
 }
 

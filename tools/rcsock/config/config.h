@@ -17,8 +17,8 @@ struct Policy {
 };
 
 // Reads the file, or else the user's file and then the host's:
-// $XDG_CONFIG_HOME/rcsock.conf, or in ~/.config, and /etc/rcsock.conf.  Where
-// both set a thing, the user's file holds.
+// $XDG_CONFIG_HOME/rcsock.conf, or in ~/.config, and /etc/rcsock.conf.  If both
+// make a setting, the user's file holds.
 Policy ReadPolicy(const std::optional<std::string>& file);
 
 }  // namespace rcsock::tools

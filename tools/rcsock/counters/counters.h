@@ -13,7 +13,7 @@ namespace rcsock::tools {
 // not depend on the driver.
 enum class Loss : std::uint8_t {
   kTimeouts,     // no acknowledgement came in time
-  kSequence,     // packets came out of sequence, or the peer said so
+  kSequence,     // packets came out of sequence, or the peer reported that
   kRnr,          // a receiver had no receive posted
   kRetransmits,  // sent again, if the driver counts that apart
   kExceeded,     // retries were used up: a QP has died

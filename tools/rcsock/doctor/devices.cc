@@ -141,8 +141,8 @@ bool IsUsable(const ifaddrs& one) {
     return false;
   }
   const int family = one.ifa_addr->sa_family;
-  // A link-local address would need its interface.  A lane can use it, but any
-  // other address will do to try the device.
+  // A link-local address would need its interface.  A lane can use a link-local
+  // address, but any other address will do to try the device.
   return family == AF_INET ||
          (family == AF_INET6 &&
           !IN6_IS_ADDR_LINKLOCAL(

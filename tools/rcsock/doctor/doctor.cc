@@ -116,8 +116,8 @@ std::string MendOf(const std::string& reason) {
   return "";
 }
 
-// Returns what is to be mended: if the other end did not answer in time, its
-// reason.
+// Returns what is to be mended.  If the other end did not answer in time, that
+// is its reason.
 std::string Cause(const ProbeResult& result) {
   return result.reason == "timeout" && !MendOf(result.peer_reason).empty() &&
                  result.peer_reason != "?"

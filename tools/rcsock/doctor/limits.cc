@@ -33,9 +33,9 @@ std::optional<std::uint64_t> NumberIn(const fs::path& path) {
   return std::nullopt;
 }
 
-// What `max` leaves beside `current` in this cgroup and all above it, at the
-// tightest one.  `most` is the bound there, and `where` the directory that has
-// it.
+// The room that `max` leaves above `current` in this cgroup and all above it,
+// at the tightest one.  `most` is the bound there, and `where` the directory
+// that has it.
 struct Room {
   std::uint64_t left = UINT64_MAX;
   std::uint64_t most = 0;

@@ -49,7 +49,7 @@ Reasons::Reasons(const Policy& policy, Findings* findings) {
   std::istringstream words(text_);
   for (std::string one; std::getline(words, one, ';');) {
     const std::size_t i = all_.size();
-    // The rule is from a file, or from a `rcsock run` around this one.
+    // The rule is from a file, or from an outer `rcsock run`.
     all_.push_back(
         {one, i < policy.places.size() ? policy.places[i] : "RCSOCK_RULES"});
   }

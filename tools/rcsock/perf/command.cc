@@ -492,15 +492,15 @@ void AddKinds(CLI::App* perf, Options* options) {
                  "Measure how fast connections are made: each carries one\n"
                  "round trip");
   perf->add_option("--connections", options->connections,
-                   "Measure round trips over so many connections in turn")
+                   "Measure round trips over this many connections in turn")
       ->check(CLI::Range(std::uint64_t{1}, kMaxConnections))
       ->type_name("N");
   perf->add_option("--active", options->active,
-                   "So many round trips of them under way at a time (64)")
+                   "How many of them have a round trip under way (64)")
       ->check(CLI::Range(std::uint64_t{1}, kMaxActive))
       ->type_name("N");
   perf->add_option("--rate", options->rate,
-                   "Begin so many round trips a second at random times,\n"
+                   "Begin this many round trips a second at random times,\n"
                    "whether or not those before have ended")
       ->check(CLI::Range(1.0, kMaxRate))
       ->type_name("N");
@@ -536,7 +536,7 @@ void AddDetails(CLI::App* perf, Options* options) {
                  "Count system calls too, in a short run of its own under\n"
                  "ptrace");
   perf->add_option("--settle", options->settle,
-                   "At most so many seconds until the lanes are there")
+                   "How many seconds to wait for the lanes, at most")
       ->check(CLI::Range(0.0, kMaxSettle))
       ->capture_default_str()
       ->type_name("SEC");

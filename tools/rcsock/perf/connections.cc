@@ -33,7 +33,7 @@ struct Pending {
 
 enum class Known { kYes, kNotYet, kNo };
 
-// Reads on.  Only this test's client knows the token.
+// Reads the rest.  Only this test's client knows the token.
 Known ReadToken(const std::string& token, Pending* pending) {
   char bytes[kTokenSize];
   const ssize_t n = ::recv(pending->fd.get(), bytes,

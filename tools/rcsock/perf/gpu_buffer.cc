@@ -13,7 +13,8 @@
 
 namespace rcsock::perf {
 
-// What a program takes of the driver, and of rcsock if it runs under it.
+// The functions of the driver that a program uses, and those of rcsock if it
+// runs under rcsock.
 struct GpuBuffer::Driver {
   using Pointer = unsigned long long;
 

@@ -6,9 +6,9 @@
 
 namespace rcsock::perf {
 
-// A message in a GPU's memory. Under rcsock it is sent from there, and received
-// there. Without, a copy goes to host memory first, as in a program without
-// rcsock. Each call throws Error.
+// A message in a GPU's memory. Under rcsock the message is sent from there, and
+// received there. Otherwise a copy goes to host memory first, as in a program
+// without rcsock. Each call throws Error.
 //
 // Threads: the thread that has made it.
 class GpuBuffer {

@@ -142,7 +142,7 @@ class Loop {
   }
 
   enum class Got { kPart, kAll, kEnd };
-  // Reads on with the message of `size` bytes, into `to`.
+  // Reads the rest of the message of `size` bytes, into `to`.
   Got Pull(std::size_t i, std::size_t size, char* to) {
     State& state = states_[i];
     const ssize_t n =
@@ -208,8 +208,8 @@ class AskLoop : public Loop {
 };
 
 // Asks at random times, at a rate, over random connections.  A latency counts
-// from when its question was due, so that an end that stands still is charged
-// for all that was due meanwhile.
+// from when its question was due.  So an end that stands still is charged for
+// all questions that were due meanwhile.
 class PoissonLoop : public Loop {
  public:
   using Loop::Loop;

@@ -31,7 +31,7 @@ struct LinkOptions {
   // How long a wait polls before it sleeps.  Negative: for ever.
   std::int64_t spin_ns = 0;
 
-  // Returns the slots for so many bytes under way: at least 4, at most 256.
+  // Returns the slots for this many bytes under way: at least 4, at most 256.
   static std::size_t SlotsFor(std::size_t window, std::size_t size);
 };
 

@@ -1,7 +1,7 @@
 // Short connections over raw verbs.  Each is made by rdma_cm, carries one round
-// trip and ends.  The round trip uses SEND and RECV, so neither end has to
-// learn an address first.  As with sockets, -P N threads at each end make and
-// take connections.
+// trip and ends.  The round trip uses SEND and RECV, so no end has to learn an
+// address first.  As with sockets, -P N threads at each end make and take
+// connections.
 
 #include <poll.h>
 #include <rdma/rdma_cma.h>
@@ -25,7 +25,7 @@ using verbs::calls;
 
 constexpr int kResolveMs = 2000;
 constexpr int kBacklog = 256;
-// A connection without progress for so long is given up.
+// A connection without progress for this long is given up.
 constexpr int kPatienceMs = 5000;
 // siw loses what comes while its rdma_accept is still at work, until more
 // comes: siw_accept sends its reply before it has the socket's wake-ups.  So on
@@ -106,7 +106,7 @@ class Kit {
     Check(errno == 0, "ibv_post_send");
   }
   // Returns false if the connection has failed.  `nudged`: its peer may have
-  // missed what was sent.
+  // missed an earlier message.
   bool Await(std::uint64_t what, rdma_cm_id* nudged = nullptr) {
     int nudges = nudged != nullptr ? kNudges : 0;
     int patience = nudged != nullptr ? kNudgeMs : kPatienceMs;

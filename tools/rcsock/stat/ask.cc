@@ -28,8 +28,8 @@ using posix::SnapshotStream;
 
 // The most that one process may answer: a million streams.
 constexpr std::uint32_t kMostStreams = 1 << 20;
-// Bounds of an answer.  A process may make its answer long, of holes, to have
-// this one read and keep it.
+// Bounds of an answer.  A process may make its answer long, of holes, so that
+// this process reads and keeps it.
 constexpr std::uint64_t kMostEach = 4096;
 constexpr std::uint64_t kMostBytes = 256 << 20;
 // Descriptors that are open at one time.

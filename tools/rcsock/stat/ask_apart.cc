@@ -147,7 +147,7 @@ class Hearing {
 Found FindApart(const CollectOptions& options) {
   const pid_t self = ::getpid();
   int ends[2];
-  // Without an answer each process is shown as silent.
+  // If there is no answer, each process is shown as silent.
   if (::pipe2(ends, O_CLOEXEC) != 0) return {{}, PreloadedProcesses()};
   base::UniqueFd from(ends[0]);
   base::UniqueFd to(ends[1]);

@@ -48,7 +48,7 @@ bool HasPreload(pid_t pid, KnownFiles* known) {
   const std::string name = std::string("/") + kPreloadName;
   std::ifstream maps(Proc(pid, "maps"));
   for (std::string line; std::getline(maps, line);) {
-    // A file that was replaced since is known by its name only.
+    // If a file was replaced since, only its name is known.
     if (line.find(name) != std::string::npos) return true;
     std::istringstream words(line);
     std::string range, rights, offset, device, inode, path;
@@ -164,7 +164,7 @@ namespace {
 // of the script that an interpreter runs. A program may call its first thread
 // anything.
 bool IsNameOfExec(pid_t pid, const std::string& name) {
-  // The kernel cuts the name.  A server may write more behind its own name, as
+  // The kernel cuts the name. A server may write more behind its own name, as
   // "redis-server *:6379" and "nginx: worker process" do.
   constexpr std::size_t kMostKept = 15;
   const auto is = [&name](const std::string& path) {

@@ -27,7 +27,7 @@ uid_t UserOf(pid_t pid);
 bool HasConductor(pid_t pid);
 // Returns the kernel function in which that thread waits for something other
 // than work.  A driver may keep the thread while a connection is made or ends.
-// Returns "" if it does not wait so, or if that is unknown.
+// Returns "" if the thread does not wait in this way, or if that is unknown.
 std::string ConductorInKernel(pid_t pid);
 bool InOurNetwork(pid_t pid);
 // Returns a variable of the environment with which the process was started, or

@@ -132,7 +132,7 @@ class ProcessPage {
     }
     for (const auto& [reason, count] : reasons) {
       page_->Gauge("rcsock_tcp_streams",
-                   "Open connections that are on TCP, by why",
+                   "Open connections that are on TCP, by reason",
                    With("reason", reason), count);
     }
   }
@@ -143,10 +143,12 @@ class ProcessPage {
     page_->Counter("rcsock_promoted_total",
                    "Connections that have been on a lane", who_,
                    total_.promoted);
-    page_->Counter("rcsock_demotions_total", "Times that one left its lane",
-                   who_, total_.demotions);
-    page_->Counter("rcsock_failovers_total", "Times that a lane died under one",
-                   who_, total_.failovers);
+    page_->Counter("rcsock_demotions_total",
+                   "Times that a connection left its lane", who_,
+                   total_.demotions);
+    page_->Counter("rcsock_failovers_total",
+                   "Times that a lane died under a connection", who_,
+                   total_.failovers);
     page_->Counter("rcsock_lost_bytes_total",
                    "Unread bytes lost to a program that exec started without "
                    "rcsock",
@@ -158,14 +160,15 @@ class ProcessPage {
          {std::pair{"slots", total_.gpu_slot_bytes},
           std::pair{"rings", total_.gpu_ring_bytes},
           std::pair{"devices", total_.gpu_device_bytes}}) {
-      page_->Counter("rcsock_gpu_bytes_total", "Bytes of GPUs, by their way",
+      page_->Counter("rcsock_gpu_bytes_total",
+                     "Bytes of GPUs, by the way that they took",
                      With("way", way), bytes);
     }
     page_->Counter("rcsock_spun_microseconds_total",
                    "CPU time in waits that looked instead of sleeping", who_,
                    total_.spun_ns / 1000);
     page_->Counter("rcsock_spun_found_microseconds_total",
-                   "The part of it that found something", who_,
+                   "CPU time in those waits that found something", who_,
                    total_.spun_well_ns / 1000);
     page_->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices",
                  who_, total_.pinned_bytes);
@@ -178,16 +181,17 @@ class ProcessPage {
           std::pair{"memory", total_.evicted_memory},
           std::pair{"idle_rings", total_.evicted_idle}}) {
       page_->Counter("rcsock_evicted_total",
-                     "Connections asked to leave an RDMA lane, by why",
+                     "Connections asked to leave an RDMA lane, by cause",
                      With("why", why), count);
     }
     // The count of an open connection goes away when that connection gets a
     // lane.
     for (std::size_t r = 0; r < std::size(base::kReasonKeys); ++r) {
       if (total_.reasons[r] == 0) continue;
-      page_->Gauge("rcsock_never_on_a_lane",
-                   "Connections so far, open or closed, without a lane, by why",
-                   With("reason", base::kReasonKeys[r]), total_.reasons[r]);
+      page_->Gauge(
+          "rcsock_never_on_a_lane",
+          "Connections so far, open or closed, without a lane, by reason",
+          With("reason", base::kReasonKeys[r]), total_.reasons[r]);
     }
   }
 

@@ -111,7 +111,7 @@ CLI::App* AddStat(CLI::App* app, StatOptions* options) {
                     ->default_str("1")
                     ->type_name("SECONDS");
   stat->add_option("--over", options->over,
-                   "Two looks, so many seconds apart, for the rates")
+                   "Look twice, this many seconds apart, for the rates")
       ->check(CLI::Range(0.01, 86400.0))
       ->type_name("SECONDS")
       ->excludes(watch)
