@@ -13,6 +13,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/pin_count.h"
 #include "lib/base/unique_fd.h"
+#include "lib/base/unwinder.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -91,11 +92,22 @@ Conductor* Conductor::Get(base::Reason* why) {
   // Does not wait for a Stop: a Stop waits for the conductor, which may wait
   // for a latch of this caller.
   if (g_stopping.load(std::memory_order_acquire)) return nullptr;
+  const std::uint64_t now = base::NowNs();
+  {
+    base::LatchGuard lock(g_latch);
+    if (g_failed_ns != 0 && now - g_failed_ns < kRetryNs) {
+      *why = g_failed_why;
+      return nullptr;
+    }
+  }
+  // Without the latch: a constructor that dlopen() runs may come here, and this
+  // call waits for dlopen().
+  const bool ready = base::ReadyToThrow();
   base::LatchGuard lock(g_latch);
   if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
-  const std::uint64_t now = base::NowNs();
-  if (g_failed_ns != 0 && now - g_failed_ns < kRetryNs) {
-    *why = g_failed_why;
+  if (!ready) {
+    g_failed_ns = now;
+    g_failed_why = *why;
     return nullptr;
   }
   base::InternalScope internal;

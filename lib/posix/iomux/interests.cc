@@ -199,7 +199,7 @@ void MoveWaiting() {
 
 }  // namespace
 
-void Interests::Install() { Registrations::Set(&interests); }
+[[gnu::cold]] void Interests::Install() { Registrations::Set(&interests); }
 
 bool Interests::ToUser(Sock* sock) {
   Critical critical;

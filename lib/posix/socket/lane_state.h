@@ -1,7 +1,9 @@
 #ifndef RCSOCK_LIB_POSIX_SOCKET_LANE_STATE_H_
 #define RCSOCK_LIB_POSIX_SOCKET_LANE_STATE_H_
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace rcsock::posix {
@@ -249,13 +251,29 @@ constexpr bool LaneState::Legal(std::uint16_t word) {
          (static_cast<unsigned>(state) & kEngineBit) != 0;
 }
 
+// Where the edges lead, for each event and state.  A connection of one request
+// makes a dozen steps, so no step looks through all edges.
+inline constexpr auto kLaneTargets = [] {
+  constexpr std::size_t kStates = LaneState::kPinned;
+  std::array<std::array<std::uint8_t, kStates>, LaneState::kEvents> targets{};
+  for (auto& of_event : targets) {
+    for (std::size_t from = 0; from < kStates; ++from) {
+      of_event[from] = static_cast<std::uint8_t>(from);
+    }
+  }
+  for (const LaneState::Edge& edge : LaneState::kEdges) {
+    targets[static_cast<std::size_t>(edge.event)]
+           [static_cast<std::size_t>(edge.from)] =
+               static_cast<std::uint8_t>(edge.to);
+  }
+  return targets;
+}();
+
 constexpr std::uint16_t LaneState::Next(Event event, std::uint16_t word) {
   const State from = StateOf(word);
   const bool pinned = (word & kPinned) != 0;
-  State to = from;
-  for (const Edge& edge : kEdges) {
-    if (edge.event == event && edge.from == from) to = edge.to;
-  }
+  State to = static_cast<State>(kLaneTargets[static_cast<std::size_t>(event)]
+                                            [static_cast<std::size_t>(from)]);
   unsigned flags = word & (kPinned | kLeaving);
   switch (event) {
     case Event::kHope:

@@ -104,6 +104,8 @@ constexpr FileOps kSockOps{
 
 void Bind(int fd, Sock* sock) { Bind(fd, sock, kSockOps); }
 
-void SetBeforeStandard(BeforeStandard call) { before_standard.store(call); }
+[[gnu::cold]] void SetBeforeStandard(BeforeStandard call) {
+  before_standard.store(call);
+}
 
 }  // namespace rcsock::posix

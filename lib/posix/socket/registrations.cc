@@ -37,7 +37,7 @@ bool Registrations::InUser(const Sock* sock) {
 Registrations& Registrations::Get() {
   return *installed.load(std::memory_order_acquire);
 }
-void Registrations::Set(Registrations* registrations) {
+[[gnu::cold]] void Registrations::Set(Registrations* registrations) {
   installed.store(registrations, std::memory_order_release);
 }
 

@@ -52,6 +52,15 @@ void SetLinger(int number, bool on, int seconds) {
             sizeof option);
 }
 
+// What SO_LINGER asks for is done once no latch is held: until then the number
+// is not the last.  Returns the last one.  Returns -1 without room for another
+// number, and no thread waits then.
+int CopyToLinger(int number, bool ends) {
+  const int copy = base::CopyHighForParent(number);
+  if (copy < 0 && ends) SetLinger(number, false, 0);
+  return copy;
+}
+
 }  // namespace
 
 // Returns the number to close; the conductor finds the rest of the stream
@@ -84,10 +93,13 @@ bool Ending::EndsOn(std::uint16_t port) {
 // One close of a stream's last number.
 struct Ending::Closing {
   // Closes the number.  `held`: the connection goes on by another.
-  void End(Sock* sock, bool held) {
-    sock->noted().Leave(number);
+  void Close(bool held) {
     result = CloseNumber(number, next, held);
     error = errno;
+  }
+  void End(Sock* sock, bool held) {
+    sock->noted_.Leave(number);
+    Close(held);
   }
 
   const int number;
@@ -107,21 +119,20 @@ int Ending::CloseLast(int number, const Successor& next) {
   closed_.store(true, std::memory_order_seq_cst);
   sock_->lane_state().Step(LaneState::Event::kHalt);
   const bool sought = sock_->lane_state().Seeking();
-  Closing closing{number, next, Conductor::IfRunning(), LingerOf(number)};
-  // What SO_LINGER asks for is done once no latch is held: until then this
-  // number is not the last.  Without room for another number no thread waits.
+  Conductor* const conductor = Conductor::IfRunning();
+  const bool background = conductor != nullptr && conductor->OnThread();
+  // For a stream on TCP the kernel's close does what SO_LINGER asks for.  No
+  // latch is held then, so its option matters to nobody here.
+  const bool kernels = !EndCalls(number, sought, conductor) &&
+                       sock_->mode() == Mode::kPlain && !background;
+  Closing closing{number, next, conductor,
+                  kernels ? linger{} : LingerOf(number)};
   // The conductor's thread, which closes what was closed while in use, does not
-  // wait either.
-  int lingering = -1;
-  const bool waits =
-      Waits(closing.asked) && sock_->holders().EndHere() &&
-      (closing.conductor == nullptr || !closing.conductor->OnThread());
-  if (Waits(closing.asked)) {
-    lingering = base::CopyHighForParent(number);
-    if (lingering < 0 && sock_->holders().EndHere())
-      SetLinger(number, false, 0);
-  }
-  EndCalls(number, sought, closing.conductor);
+  // wait.
+  const bool ends = sock_->holders().EndHere();
+  const bool waits = Waits(closing.asked) && ends && !background;
+  const int lingering = Waits(closing.asked) ? CopyToLinger(number, ends) : -1;
+  bool late = false;
   {
     Latched latched(sock_);
     // A thread that gave the search up meanwhile had not yet seen that the
@@ -135,10 +146,13 @@ int Ending::CloseLast(int number, const Successor& next) {
           sock_->read_ahead().Held().size() > 0 && sock_->holders().EndHere()) {
         ResetOnClose(number);
       }
-      closing.End(sock_, false);
+      sock_->noted().Leave(number);
+      late = kernels;
+      if (!late) closing.Close(false);
       sock_->anchor().SetNumber(-1);
     }
   }
+  if (late) closing.Close(false);
   if (closing.over >= 0) {
     ResetOnClose(closing.over);
     base::CloseRaw(closing.over);
@@ -158,7 +172,7 @@ int Ending::CloseLast(int number, const Successor& next) {
 // stream that has just been adopted are still the kernel's.  The conductor may
 // keep the open file, and the kernel's sets would then report a closed stream.
 // They would also while the conductor makes a call for a stream that seeks.
-void Ending::EndCalls(int number, bool sought, Conductor* conductor) {
+bool Ending::EndCalls(int number, bool sought, Conductor* conductor) {
   sock_->tx_latch.lock();
   const bool adopted = sock_->mode() == Mode::kEngine;
   sock_->tx_latch.unlock();
@@ -168,6 +182,7 @@ void Ending::EndCalls(int number, bool sought, Conductor* conductor) {
     conductor->Cancel(sock_);
   }
   sock_->anchor().AwaitBorrowers();
+  return adopted;
 }
 
 bool Ending::EndsNothing() const {

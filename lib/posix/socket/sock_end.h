@@ -83,7 +83,7 @@ class Ending {
   // The others require both latches of the stream.  EndsNothing returns whether
   // another process holds the connection, and this end owes nothing: then this
   // close ends nothing.
-  void EndCalls(int number, bool sought, rendezvous::Conductor* conductor);
+  bool EndCalls(int number, bool sought, rendezvous::Conductor* conductor);
   bool EndsNothing() const;
   void CloseShared(Closing& closing);
   void CloseKept(Closing& closing);

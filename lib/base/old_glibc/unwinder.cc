@@ -1,0 +1,111 @@
+// libgcc_s, which unwinds the stack for an exception or a cancelled thread. The
+// preload does not name it. Many programs do not name it either, and each of
+// their starts would pay for it: its constructors run CPUID, which leaves a
+// virtual machine some twenty times.
+//
+// There must be one unwinder for all frames of a thread: glibc unwinds a
+// cancelled thread with libgcc_s, and another copy cannot read its state. So
+// the unwinder is the one that the loader would have bound:
+//
+// - the first image that defines it, of those that the process starts with, or
+// - libgcc_s, which is loaded when rcsock may throw (lib/base/unwinder.h), or
+//   when glibc unwinds with it.
+
+#include "lib/base/unwinder.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include "lib/base/image_symbols.h"
+#include "lib/base/old_glibc/forward.h"
+
+namespace {
+
+namespace base = rcsock::base;
+
+constexpr char kLibrary[] = "libgcc_s.so.1";
+constexpr char kAny[] = "_Unwind_Resume";
+
+bool IsOurs(const link_map* image) { return image->l_ld == _DYNAMIC; }
+
+// Stays loaded.
+const link_map* unwinder = nullptr;
+
+void Use(const link_map* image) {
+  __atomic_store_n(&unwinder, image, __ATOMIC_RELEASE);
+}
+
+bool IsLibrary(const link_map* image) {
+  const char* name = image->l_name;
+  if (name == nullptr) return false;
+  for (const char* at = name; *at != '\0'; ++at) {
+    if (*at == '/') name = at + 1;
+  }
+  return base::SameText(name, kLibrary);
+}
+
+// The libraries that the process starts with stay loaded.
+[[gnu::constructor, gnu::cold]] void LookEarly() {
+  for (const link_map* image = _r_debug.r_map; image != nullptr;
+       image = image->l_next) {
+    if (!IsOurs(image) && base::ImageSymbols(image).Find(kAny) != nullptr) {
+      return Use(image);
+    }
+  }
+}
+
+// Somebody may have loaded the library, and may unload it: so this adds a
+// reference.
+[[gnu::cold]] const link_map* Load() {
+  const link_map* ours = _r_debug.r_map;
+  while (ours != nullptr && !IsOurs(ours)) ours = ours->l_next;
+  if (ours == nullptr) return nullptr;
+  const auto open =
+      reinterpret_cast<decltype(&::dlopen)>(base::FindBehind(ours, "dlopen"));
+  if (open == nullptr || open(kLibrary, RTLD_NOW) == nullptr) return nullptr;
+  for (const link_map* image = ours; image != nullptr; image = image->l_next) {
+    if (IsLibrary(image)) {
+      Use(image);
+      return image;
+    }
+  }
+  return nullptr;
+}
+
+const link_map* Unwinder() {
+  const link_map* image = __atomic_load_n(&unwinder, __ATOMIC_ACQUIRE);
+  return image != nullptr ? image : Load();
+}
+
+}  // namespace
+
+extern "C" {
+
+bool rcsock_ready_to_throw() { return Unwinder() != nullptr; }
+
+// A caller that throws has asked rcsock_ready_to_throw() before. If a thread is
+// unwound, glibc has loaded the library.
+[[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_unwinder(
+    const char* name) {
+  const link_map* image = Unwinder();
+  void* found = nullptr;
+  if (image != nullptr) found = base::ImageSymbols(image).Find(name);
+  if (found == nullptr) __builtin_trap();
+  return found;
+}
+
+}  // extern "C"
+
+#define UNWINDS(name) RCSOCK_FORWARD(name, rcsock_find_unwinder)
+
+UNWINDS(_Unwind_DeleteException);
+UNWINDS(_Unwind_GetDataRelBase);
+UNWINDS(_Unwind_GetIPInfo);
+UNWINDS(_Unwind_GetLanguageSpecificData);
+UNWINDS(_Unwind_GetRegionStart);
+UNWINDS(_Unwind_GetTextRelBase);
+UNWINDS(_Unwind_RaiseException);
+UNWINDS(_Unwind_Resume);
+UNWINDS(_Unwind_Resume_or_Rethrow);
+UNWINDS(_Unwind_SetGR);
+UNWINDS(_Unwind_SetIP);
