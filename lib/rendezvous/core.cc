@@ -155,7 +155,7 @@ void Core::TearDown() {
   Tasks tasks;
   Handler handler;
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     accepting_ = false;
     for (auto& [seeker, session] : seekers_) sessions.push_back(session);
     handler = std::move(handler_);
@@ -196,7 +196,7 @@ void Core::NoteAsioFds() {
 }
 
 void Core::RequestStop() {
-  base::LatchGuard lock(table_latch_);
+  base::ProcessLatchGuard lock(table_latch_);
   if (accepting_) io.stop();
 }
 
@@ -220,7 +220,7 @@ void Core::Abandon(bool asleep) {
   {
     // Another thread of the parent may have held this latch.
     table_latch_.Reset();
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     abandoned_ = true;
   }
   if (rdma_ != nullptr) rdma_->CloseInherited();
@@ -275,7 +275,7 @@ bool Core::DrainBell() {
   step.AssertHeld();
   Handler handler;
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     handler = handler_;
   }
   lane::Completion completions[kCompletionBatch];
@@ -390,7 +390,7 @@ void Core::AddLink(std::shared_ptr<PeerLink> link) {
   EndVainLinks();
   poller_->AddLink(link->link());
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     live_links_.push_back(link->link());
   }
   links_.push_back(std::move(link));
@@ -407,7 +407,7 @@ void Core::RemoveLink(PeerLink* link) {
     if (bells->bell_fd(k) >= 0) bells->Kick(k);
   }
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     std::erase(live_links_, link->link());
   }
   std::erase_if(links_,
@@ -437,7 +437,7 @@ Rdma* Core::GetRdma(base::Reason* why_not) {
 
 void Core::AddRdmaLane(const lane::Lane* lane,
                        std::shared_ptr<Connection> connection) {
-  base::LatchGuard lock(table_latch_);
+  base::ProcessLatchGuard lock(table_latch_);
   rdma_lanes_[lane] = std::move(connection);
 }
 
