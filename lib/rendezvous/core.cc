@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/identity.h"
 #include "lib/base/internal.h"
@@ -295,11 +296,36 @@ bool Core::DrainBell() {
   return false;
 }
 
+std::uint64_t Core::Hurry() {
+  // As long as the steps of a switch take on a busy machine.
+  constexpr std::uint64_t kHurryNs = 20'000'000;
+  const std::uint64_t until = base::NowNs() + kHurryNs;
+  hurry_until_ns_.store(until, std::memory_order_relaxed);
+  return until;
+}
+
+void Core::LookAtHurried() {
+  step.AssertHeld();
+  const std::uint64_t until = hurry_until_ns_.load(std::memory_order_relaxed);
+  if (until == 0) return;
+  const std::uint64_t now = base::NowNs();
+  if (now >= until) hurry_until_ns_.store(0, std::memory_order_relaxed);
+  // A packet may end a link.
+  std::vector<std::shared_ptr<PeerLink>> hurried;
+  for (const auto& link : links_) {
+    if (link->Hurries(now)) hurried.push_back(link);
+  }
+  for (const auto& link : hurried) link->Look();
+}
+
 // From its adoption until it has its lane, a stream is heard of by the
-// conductor alone. So what is due for others must not keep it waiting.
+// conductors alone. So what is due for others must not keep it waiting.
 void Core::ServeStreams() {
-  if (!anchors.Any()) return;
+  if (!anchors.Any() && hurry_until_ns_.load(std::memory_order_relaxed) == 0) {
+    return;
+  }
   Step hold(this);
+  LookAtHurried();
   DrainBell();
   if (DispatchAnchors()) WaitAnchors();
 }
