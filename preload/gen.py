@@ -47,19 +47,19 @@ REGISTERS = "From liburing. The streams among them move to TCP first, for good."
 
 # Defined by hand in preload/raw.cc and preload/uring.cc, by the preload alone.
 RAW = [
-    ("syscall", "A call on a stream or a set of ours is as the call of that "
-     "name; the rest is the kernel's."),
-    ("io_uring_queue_init", "From liburing. Streams stay where they are, "
-     "unless the ring has flags, or liburing a version, that we do not know: "
-     "then all streams of the process move to TCP, for good."),
+    ("syscall", "A call on a stream, or on a set that has one, is as the call "
+     "of that name. The rest is the kernel's."),
+    ("io_uring_queue_init", "From liburing. Streams stay where they are. "
+     "If rcsock does not know the ring's flags, or liburing's version, all "
+     "streams of the process move to TCP, for good."),
     ("io_uring_queue_init_params", "As `io_uring_queue_init`."),
     ("io_uring_queue_init_mem", "As `io_uring_queue_init`."),
     ("io_uring_queue_init_try_nosqarr", "As `io_uring_queue_init`."),
     ("io_uring_queue_exit", "From liburing. rcsock forgets the ring."),
     ("io_uring_setup", "From liburing, and by `syscall`. rcsock maps the "
-     "ring's queue. If the kernel polls it (SQPOLL), if it is the program's "
-     "memory (NO_MMAP), or if the ring has flags that rcsock does not know, "
-     "all streams of the process move to TCP, for good."),
+     "ring's queue. All streams of the process move to TCP, for good, for a "
+     "queue that the kernel polls (SQPOLL), or that is the program's memory "
+     "(NO_MMAP). So they do if rcsock does not know the ring's flags."),
     ("io_uring_enter", "From liburing, and by `syscall`. As "
      "`io_uring_submit`, for a ring that this process has made by "
      "`io_uring_setup`, by its first number. If it submits for another ring, "
@@ -91,8 +91,8 @@ RAW = [
     ("pidfd_getfd", "A connection of this process that is taken so moves to "
      "TCP, for good."),
     ("unshare", "CLONE_FILES is left out in a program of one thread, which "
-     "has its descriptors to itself anyway; in others every stream of the "
-     "process moves to TCP first, for good."),
+     "has its descriptors to itself anyway. In other programs every stream of "
+     "the process moves to TCP first, for good."),
     ("dlsym", "A look-up in libc's handle finds what a look-up by default "
      "does. A library that defines the name itself finds libc's."),
     ("dlvsym", "As `dlsym`."),

@@ -5,14 +5,14 @@
 
 namespace rcsock::preload {
 
-// Finds the library's own definition of a function that the preload exports
-// too. Get() returns null if no such library is there, or if it is too old. Any
-// thread may call it.
+// Finds the definition that a library has of a function that the preload
+// exports too. Get() returns null if that library is not loaded, or if it is
+// too old. Any thread may call it.
 template <class F>
 class Library {
  public:
-  // `sonames` ends with a null. They say where to look if the library is not in
-  // the program's global scope, as when it came with a plugin.
+  // `sonames` ends with a null. The sonames say where to look if the library is
+  // not in the program's global scope, as when it came with a plugin.
   constexpr Library(const char* name, const char* const* sonames)
       : name_(name), sonames_(sonames) {}
 

@@ -3,7 +3,8 @@
 //
 // The loader's functions depend on their caller: RTLD_NEXT, RTLD_DEFAULT and
 // the folders that dlopen searches. So each function here begins as an entry
-// that can go on to the loader's own as if it had never been called.
+// that can go on to the loader's own function as if the program had called
+// that.
 //
 // The first caller may be a sanitizer or a malloc library that has not begun,
 // and whose strcmp() or memory does not work yet. So a look-up calls only the
@@ -154,12 +155,13 @@ bool IsPseudo(const void* handle) {
   return handle == RTLD_NEXT || handle == RTLD_DEFAULT;
 }
 
-// Returns true if the loader does for us what it does for the caller.
+// Returns true if the loader searches the same folders for rcsock as for the
+// caller.
 //
 // The loader searches a name without a slash in the folders that the caller
 // names by DT_RUNPATH or DT_RPATH. It also searches the DT_RPATH of the library
 // that needs the caller, of the library that needs that library, and so on. The
-// loader does not tell which library needs which. No library needs the program.
+// loader does not say which library needs which. No library needs the program.
 bool AsForUs(const char* path, const void* caller) {
   if (base::HasCharacter(path, '$')) return false;
   const link_map* image = base::ImageAt(caller);

@@ -57,8 +57,9 @@ RCSOCK_EXPORT RCSOCK_READS_ALL long syscall(long number, ...) {
   return raw::Syscall(number, a);
 }
 
-// Without --wrap the calls of this file would come back to themselves. This
-// reference keeps such a library from being linked.
+// A library that is linked without --wrap would have the calls of this file
+// come back to themselves. This reference keeps such a library from being
+// linked.
 extern "C" long __real_syscall(long number, ...);
 extern "C" __attribute__((used)) long (*const rcsock_needs_wrap)(long, ...) =
     &__real_syscall;

@@ -59,8 +59,8 @@ int Returned(long result) {
 }
 
 // If rcsock holds requests of the ring, a wait of liburing's is made in parts:
-// the submission, rcsock's wait, and `wait(timeout)`. That is liburing's own
-// wait, when all has come or `timeout` is over.
+// the submission, rcsock's wait, and `wait(timeout)`. The last is liburing's
+// own wait, when all has come or `timeout` is over.
 template <class Wait>
 int InParts(Ring* ring, bool submits, unsigned count, void* timeout,
             const sigset_t* signals, Wait&& wait) {

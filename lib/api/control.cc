@@ -65,8 +65,9 @@ rcs_lane_counts Counts(const posix::LaneCounts& of) {
 
 }  // namespace
 
-// Behind the preload the preload's own copy answers. It comes first, so a
-// linked program never gets here; a program that has asked dlsym does.
+// If the program runs under the preload, the preload's own function answers.
+// The preload comes first, so the calls of a linked program never get here. A
+// program that has asked dlsym gets here.
 #define RCSOCK_FORWARD(name, fallback, ...)                              \
   if (posix::OwnFace() == posix::Face::kBehind) {                        \
     static const auto first =                                            \
@@ -233,8 +234,8 @@ ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
   return static_cast<ssize_t>(done) + std::max<ssize_t>(rest, 0);
 }
 
-// Posts within its scope may go straight from the memory. It is an object,
-// since a cancelled thread leaves the call by unwinding.
+// Posts within the scope of this object may go straight from the memory. The
+// object's destructor ends that on cancellation too, which unwinds the thread.
 class DirectSend {
  public:
   DirectSend(Sock* sock, std::shared_ptr<UserMemory> memory, rcs_sent* sent)
@@ -278,8 +279,8 @@ RCSOCK_EXPORT ssize_t rcs_send_registered(int fd, const void* from,
   *sent = {0, 1, 0, 0};
   rcsock::gpu::Memory* const device = length != 0 ? memory->device() : nullptr;
   if (device != nullptr) {
-    // The kernel would still read a slot that holds other bytes by then; and
-    // only the whole call's last byte is urgent.
+    // The kernel would read a slot after the slot holds other bytes; and only
+    // the whole call's last byte is urgent.
     if ((flags & (MSG_ZEROCOPY | MSG_OOB)) != 0) return Fail(EOPNOTSUPP);
     const auto* at = static_cast<const std::byte*>(from);
     // Kept for as long as the call needs it.

@@ -162,7 +162,7 @@ struct Receiving {
     return Fail(error);
   }
 
-  // Receives what there is, or the next piece of it. Returns as recv.
+  // Receives what is there, or the next piece. Returns as recv.
   ssize_t Next() {
     if (rings && !stays()) {
       char byte;

@@ -11,19 +11,19 @@ namespace rcsock::base {
 // `alone` holds, rcsock leaves these out, as libc does in a process of one
 // thread (lib/base/direct.h).
 //
-// Relaxed: the program's only thread ends it, before it makes the second thread
-// or cancels itself. So no thread that still sees true can be cancelled. It
-// never becomes true again: a thread that has been joined may have left a
-// cancellation behind.
+// Relaxed: the program's only thread sets `alone` to false, before it makes the
+// second thread or cancels itself. So no thread that still sees true can be
+// cancelled. `alone` never becomes true again: a thread that has been joined
+// may have left a cancellation behind.
 extern constinit std::atomic<bool> alone;
 
 inline bool Alone() {
   return __builtin_expect(alone.load(std::memory_order_relaxed), 1);
 }
 
-// BeginAlone requires that each call that makes a thread or cancels now comes
-// to EndAlone. It does nothing if such a call has come already, or if a library
-// behind rcsock has blocking calls of its own.
+// Requires that each call that makes a thread or cancels now comes to EndAlone.
+// Does nothing if one of these calls has come already, or if a library behind
+// rcsock has blocking calls of its own.
 void BeginAlone();
 void EndAlone();
 

@@ -11,10 +11,10 @@
 
 namespace rcsock::base {
 
-// For a thread that waits for another thread to finish a step:
-//   Backoff backoff; while (!done) backoff.Wait();
+// For a thread that waits for another thread to finish a step: Backoff backoff;
+// while (!done) backoff.Wait();
 //
-// It sleeps. A waiter of real-time priority that only yielded would keep the
+// Wait sleeps. A waiter of real-time priority that only yielded would keep the
 // CPU from the thread that it waits for.
 class Backoff {
  public:

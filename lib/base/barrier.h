@@ -17,16 +17,16 @@ namespace rcsock::base {
 // makes every running thread of the registered processes execute a full fence.
 // So the data path needs only to keep the compiler from reordering.
 
-// What this process could register for. InitBarriers sets it, and sets it again
-// in a child of fork. A later filter of system calls may take it away.
+// What this process could register for. InitBarriers sets it at start, and
+// again in a child of fork. A later filter of system calls may take it away.
 struct Barriers {
   std::atomic<bool> threads{false};    // among the threads of this process
   std::atomic<bool> processes{false};  // among registered processes
 };
 inline constinit Barriers barriers;
 
-// The thread whose barrier among processes is refused calls it: from now on no
-// sleep on a lane can be trusted.
+// A thread calls it if the kernel refuses its barrier among processes: from now
+// on no sleep on a lane can be trusted.
 using BarriersLost = void (*)();
 inline constinit BarriersLost barriers_lost = nullptr;
 
@@ -49,18 +49,19 @@ inline void ForgetBarriers() {
   barriers.processes.store(false, std::memory_order_relaxed);
 }
 
-// The longest sleep that begins without the heavy fence. What it misses is
-// found when it ends by itself. It ends after the next tick of a busy
-// processor: a timer that is due before costs another interrupt.
+// The longest sleep that begins without the heavy fence. A message that the
+// sleeper misses is found when the sleep ends by itself. The sleep ends after
+// the next tick of a busy processor: a timer that is due before costs another
+// interrupt.
 constexpr std::int64_t kNapNs = 5'000'000;
-// This many looks before the sleep take longer than a message stays in a store
+// How many looks before the sleep take longer than a message stays in a store
 // buffer.
 constexpr int kNapLooks = 10;
 
 inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
-// The sleeper's side. Always a full fence here; if registered, also in the
-// other threads or processes.
+// The sleeper's side. Always a full fence in this thread. If the process has
+// registered, also in the other threads or processes.
 inline void HeavyFenceThreads() {
   FullFence();
   if (!barriers.threads.load(std::memory_order_relaxed)) return;

@@ -9,8 +9,8 @@
 
 namespace rcsock::base {
 
-// True once a thread has been cancelled, or has asked to be cancelled anywhere.
-// From then on the program's calls go through Cancellable().
+// True once a thread has been cancelled, or has asked for asynchronous
+// cancellation. From then on the program's calls go through Cancellable().
 //
 // Relaxed: a cancelled thread that does not see it yet sees it at one of its
 // next calls, and a sleeper looks for itself (lib/base/sleep.h). A thread that
@@ -33,10 +33,8 @@ yes:
 }
 
 // Runs `call()`, which the program has made, in a thread that may be cancelled:
-//
-// - If the call is a cancellation point, this function is a point, too. The
-//   call may find at once what it is asked for, and reach none of libc's
-//   points.
+// - If the call is a cancellation point, this function is one, too. The call
+//   may find at once what it is asked for, and reach none of libc's points.
 // - A thread that may be cancelled anywhere (PTHREAD_CANCEL_ASYNCHRONOUS) would
 //   leave a latch locked. Inside the call it is cancelled where other threads
 //   are. Otherwise it is cancelled when the call is over.

@@ -5,7 +5,8 @@ namespace rcsock::base {
 std::uint64_t ticks_per_us = 2000;
 
 void InitClock() {
-  // 200 us give one part in a hundred, which is all that a spin budget needs.
+  // 200 us give a precision of one in a hundred, which is all that a spin
+  // budget needs.
   const std::uint64_t t0 = NowNs();
   const std::uint64_t c0 = Ticks();
   std::uint64_t t1 = t0;

@@ -105,8 +105,8 @@ bool CodeFlow::Values(int number, std::vector<std::int64_t>* to) {
     const State state = states_[i];
     const bool named = Named(state.step);
     bool falls = FallsInto(state.step);
-    // No compiler keeps a value in a caller-saved register across a call. So
-    // that call never returns.
+    // No compiler keeps a value in a caller-saved register across a call. So if
+    // a value is used there, the call before it never returns.
     if (falls && named && state.number != 0 &&
         IsAnyCall(steps_[state.step - 1].one) &&
         MayWrite(steps_[state.step - 1].one, state.number)) {
@@ -137,7 +137,8 @@ bool CodeFlow::Named(std::size_t step) const {
   return jump != jumps_.end() && jump->first == steps_[step].at;
 }
 
-// Returns true if the instruction before this step in memory may run before it.
+// Returns true if the instruction that precedes this step in memory may run
+// before it.
 bool CodeFlow::FallsInto(std::size_t step) const {
   // Filler behind a jump is no code.
   std::size_t before = step;

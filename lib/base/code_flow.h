@@ -22,7 +22,7 @@ class CodeFlow {
                std::size_t target);
 
   // Adds to `to` what general register `number` may hold when the instruction
-  // at `target` runs. Returns false if some value cannot be told.
+  // at `target` runs. Returns false if one of the values cannot be found.
   bool Values(int number, std::vector<std::int64_t>* to);
 
   // Returns true if the code behind `target` looks like the end of a system

@@ -75,7 +75,7 @@ class Finder {
   bool Run(std::uint64_t from, std::uint64_t to) {
     const auto piece = std::make_unique_for_overwrite<std::uint8_t[]>(kPiece);
     for (std::uint64_t at = from; at < to;) {
-      // The two bytes may lie on both sides of a border of pieces.
+      // The two bytes may lie on both sides of a border between pieces.
       const std::size_t size = Room(at, kPiece);
       if (!bytes_->Read(at, piece.get(), size)) return false;
       EachPair(piece.get(), size, [&](std::size_t i) {
@@ -125,7 +125,7 @@ class Finder {
   }
 
   // Code that is decoded from a wrong place falls into step after a few
-  // instructions. So most of the places before must agree.
+  // instructions. So most of the starting places must agree.
   void ByVote(std::uint64_t at) {
     const std::uint64_t from =
         std::max(range_.begin, at < kAround ? 0 : at - kAround);
@@ -146,8 +146,8 @@ class Finder {
     if (hits <= misses) return;
     flow_.Follow(code_.data(), size, best, target);
     values_.clear();
-    // An instruction without a function must look like a call in all that is
-    // seen.
+    // For an instruction outside of known functions, all that is seen must look
+    // like a call.
     const bool looks =
         flow_.Values(kRax, &values_)
             ? std::all_of(values_.begin(), values_.end(), IsNumber)

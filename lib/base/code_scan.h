@@ -45,7 +45,7 @@ class FrameTable {
 
 // A `syscall` instruction, with one of the numbers that it may have.
 struct SystemCall {
-  // The number is found out at run time: by an argument, say.
+  // The number is known only at run time: an argument, for example.
   static constexpr int kAny = -1;
   std::uint64_t address = 0;
   int number = kAny;
@@ -58,7 +58,7 @@ struct CodeRange {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   FrameTable functions;
-  // The code may change, and no table tells its functions. An instruction
+  // The code may change, and no table lists its functions. An instruction
   // counts only if its number is seen.
   bool loose = false;
 };

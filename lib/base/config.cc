@@ -19,9 +19,9 @@ namespace {
 
 RCSOCK_START_DATA Config config;
 
-// Reads a number of the environment, from `least` to `most`. If it is no such
-// number, returns `fallback` and reports it. strtoull alone would take spaces,
-// signs and numbers that do not fit.
+// Reads a number of the environment, from `least` to `most`. If the text is not
+// such a number, returns `fallback` and reports that. strtoull alone would take
+// spaces, signs and numbers that do not fit.
 [[gnu::cold]] std::uint64_t Number(const char* name, std::uint64_t fallback,
                                    std::uint64_t most,
                                    std::uint64_t least = 0) {
@@ -43,7 +43,7 @@ RCSOCK_START_DATA Config config;
 }
 constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
 
-// As Number, with K, M or G behind the number.
+// As Number, with K, M or G after the number.
 [[gnu::cold]] std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
   const char* text = Env(name);
   if (text == nullptr || *text == '\0') return fallback;
@@ -141,14 +141,13 @@ void ReadPeers(const char* text) {
 }
 
 // Reads a list with commas. If the list can't be read, the process gets no RDMA
-// lanes: they might use a device that it was to leave alone.
+// lanes: they might use a device that the list would have excluded.
 void ReadDevices(const char* text) {
   char list[kDeviceBytes];
   const std::size_t length = std::strlen(text);
   if (length < sizeof list) {
     for (std::size_t i = 0; i < length; ++i) {
-      // In rules '+' stands between devices; in this list it is no part of a
-      // name.
+      // In rules '+' stands between devices; here it is no part of a name.
       list[i] = text[i] == ',' ? '+' : text[i] == '+' ? ',' : text[i];
     }
     config.devices = AddDevices(list, list + length, &config.rules);
@@ -197,7 +196,8 @@ void ReadRings(const char* text) {
   }
 }
 
-// Reads the names of this program: its file's, and what a script is called.
+// Reads the names of this program: that of its file, and the one that a script
+// is called by.
 void ReadNames(char* program, char* comm, std::size_t size) {
   program[0] = comm[0] = '\0';
   long n = ::syscall(SYS_readlink, "/proc/self/exe", program, size - 1);
@@ -212,9 +212,9 @@ void ReadNames(char* program, char* comm, std::size_t size) {
   comm[n > 0 ? n - 1 : 0] = '\0';  // without its line feed
 }
 
-// A process that may run on two CPUs has them, and one call tells; libc reads
-// files. If the process may run on one CPU only, the others count: a peer may
-// run there.
+// If the process may run on two CPUs, one system call says so; sysconf() would
+// read files. If the process may run on one CPU only, the other CPUs count: a
+// peer may run there.
 [[gnu::cold]] bool OneCpu() {
   std::uint64_t may[128];  // 8192 CPUs; with more the kernel refuses
   const long n = ::syscall(SYS_sched_getaffinity, 0, sizeof may, may);
@@ -225,7 +225,7 @@ void ReadNames(char* program, char* comm, std::size_t size) {
   return count < 2 && ::sysconf(_SC_NPROCESSORS_ONLN) == 1;
 }
 
-// With one CPU the awaited thread cannot run during the spin.
+// If there is one CPU, the awaited thread cannot run during the spin.
 [[gnu::cold]] void TakeProfile(Profile profile) {
   config.spin_us =
       profile == Profile::kEfficient || OneCpu() ? 0 : Config::kSpinUs;
@@ -263,8 +263,8 @@ void ReadRules(const char* text) {
   if (rules.sets_ring) config.max_ring = rules.max_ring;
 }
 
-// Reads when streams get a lane, and how much lanes may take. What the
-// environment does not say is as before, so the rules come first.
+// Reads when streams get a lane, and how much lanes may take. A value that the
+// environment does not give stays, so the rules come first.
 [[gnu::cold]] void ReadLimits() {
   if (Given("RCSOCK_PROFILE")) ReadProfile(Env("RCSOCK_PROFILE"));
   constexpr std::uint64_t kNone = kMostNumber + 1;
@@ -296,8 +296,8 @@ const Config& GetConfig() { return config; }
   config = Config{};
   InitLog(0);  // finds stderr, should the level be no number
   if (MorePrivilegedThanCaller()) {
-    // A caller with fewer rights must not say what the program does with its
-    // own.
+    // A caller with fewer rights must not control what the program does with
+    // its rights.
     StayOnTcp();
     config.terms = {false, false, config.promote_ops, config.promote_bytes};
     return;

@@ -39,8 +39,8 @@ struct Config {
   bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off
   bool shm = true;      // RCSOCK_LANES=auto, or a list with shm
   bool rdma = true;     // RCSOCK_LANES=auto, or a list with rdma
-  // RCSOCK_RDMA_PORT: the one RDMA port of a host where a port of the
-  // application must not be bound (iWARP), or cannot be bound (below 1024).
+  // RCSOCK_RDMA_PORT: the RDMA port of a host where no port of the application
+  // must be bound (iWARP), or can be bound (below 1024).
   std::uint16_t rdma_port = 18591;
   // RCSOCK_KEY_FILE: the file's bytes; 0 bytes: no cluster key.
   std::uint8_t key[4096] = {};
@@ -60,7 +60,7 @@ struct Config {
   // counts.
   std::uint64_t max_ring = 0;
   // RCSOCK_IO_URING=lane: rcsock carries out the requests of io_uring on
-  // streams. By default such streams go to TCP.
+  // streams. By default streams with such requests go to TCP.
   bool carry_rings = false;
   // RCSOCK_RECV_IN_PLACE: off, auto, any or always.
   InPlace in_place = InPlace::kAuto;
@@ -83,9 +83,10 @@ struct Config {
   std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes
   std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
   // Set for the RDMA lanes of all streams, whatever the rules say:
-  // RCSOCK_ACK_TIMEOUT_MS, RCSOCK_ACK_RETRIES, RCSOCK_TRAFFIC_CLASS, and where
-  // RCSOCK_DEVICES is in the rules' lists. 0 stands for a value that is not
-  // given, and -1 for such a traffic class. FabricFor has the result.
+  // RCSOCK_ACK_TIMEOUT_MS, RCSOCK_ACK_RETRIES, RCSOCK_TRAFFIC_CLASS, and the
+  // place of RCSOCK_DEVICES in the rules' lists. 0 stands for a value that is
+  // not given, and -1 for a traffic class that is not given. FabricFor has the
+  // result.
   std::uint16_t ack_ms = 0;
   std::uint8_t retries = 0;
   std::int16_t traffic_class = -1;

@@ -6,17 +6,17 @@
 namespace rcsock::base {
 
 // A scope in which this thread runs no signal handler of the application. A
-// handler that interrupted the holder of a latch could call back for it, or
-// jump away with it. A room above sets the hooks that put handlers off. Until
-// then a Critical does nothing.
+// handler that interrupted the holder of a latch could call a function that
+// waits for that latch, or jump away with the latch held. A room above sets the
+// hooks that put handlers off. Until then a Critical does nothing.
 struct CriticalHooks {
   void (*enter)();
   void (*leave)();  // may run what has been put off
   // Returns true if the caller runs in a signal handler.
   bool (*in_handler)();
 };
-// Set once. Another thread may be in a Critical by then: an earlier library's
-// constructor may have started it.
+// Set once. Another thread may be in a Critical already: an earlier library's
+// constructor may have started that thread.
 inline constinit std::atomic<const CriticalHooks*> critical_hooks{nullptr};
 
 inline bool InHandler() {

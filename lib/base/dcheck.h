@@ -11,7 +11,7 @@
 // (docs/invariants.md). It names the condition by a plain system call: no
 // latch, no memory.
 //
-// It is on unless NDEBUG is defined: in a plain build, in a build for a
+// RC_DCHECK is on unless NDEBUG is defined: in a plain build, in a build for a
 // sanitizer, and with --config=checked. What is installed (-c opt) compiles the
 // condition and never computes it.
 #if !defined(NDEBUG) || defined(RCSOCK_DCHECK)

@@ -18,8 +18,8 @@ long Failed(long result) {
 
 namespace {
 
-// Where libc lies. dladdr() would search all its symbols, and dlopen()
-// allocate: nearly every process gets here at its start.
+// The address range of libc. dladdr() would search all its symbols, and
+// dlopen() allocate: nearly every process gets here at its start.
 struct Range {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;

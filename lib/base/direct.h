@@ -16,8 +16,8 @@
 
 namespace rcsock::direct {
 
-// Returns true if the next definitions of all these calls are libc's. Then no
-// other library misses its calls.
+// Returns true if the next definitions of all these calls are libc's. Then
+// rcsock bypasses no other library.
 bool AllOfLibc();
 
 [[gnu::noinline, gnu::cold]] long Failed(long result);
@@ -27,9 +27,9 @@ inline long Word(const void* address) {
   return reinterpret_cast<long>(address);
 }
 
-// Neither inlined nor noexcept. A handler may leave by pthread_exit or an
-// exception. A caller that has something to unwind needs a call here, whose
-// landing pad the unwinder finds.
+// Not inlined, and not noexcept: a handler may leave by pthread_exit or an
+// exception. A caller that has something to unwind needs a call here, since the
+// unwinder looks for the landing pad of a call.
 template <long number, class... A>
 [[gnu::noipa]] long Call(A... arguments) {
   static_assert(sizeof...(A) <= 6);

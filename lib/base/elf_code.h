@@ -14,12 +14,12 @@ struct ElfCode {
   std::vector<CodeRange> segments;
   std::uint64_t end = 0;  // of all that is loaded
   FrameTable functions;
-  // The note that linkers make, as it stands there. Empty: none.
+  // The note of the build id, as it stands in the file. Empty: there is none.
   std::string build_id;
 };
 
 // Reads the headers; `at` is where the first byte of the file lies. Returns
-// false if they are no headers for this processor.
+// false if the bytes are no headers for this processor.
 bool ReadElfCode(CodeBytes* bytes, std::uint64_t at, ElfCode* to);
 
 // A file as it would be loaded: at address 0, or at the address that it asks
@@ -27,7 +27,7 @@ bool ReadElfCode(CodeBytes* bytes, std::uint64_t at, ElfCode* to);
 class ElfFile : public CodeBytes {
  public:
   ~ElfFile() override;
-  // Returns false if the file cannot be read, or is no such file.
+  // Returns false if the file cannot be read, or is no ELF file.
   bool Open(const char* path);
   bool Read(std::uint64_t address, void* to, std::size_t size) override;
   const ElfCode& code() const { return code_; }

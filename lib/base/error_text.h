@@ -3,7 +3,7 @@
 
 namespace rcsock::base {
 
-// Returns what `error` means where a file cannot be opened, read or written.
+// Returns what `error` means for a file that cannot be opened, read or written.
 // Unlike strerror() it takes no lock and no memory, and does not translate.
 // strerrordesc_np() needs glibc 2.32.
 const char* ErrorText(int error);

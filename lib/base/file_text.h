@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-// Reads of short files, such as those of /proc and /sys. Nothing here takes
+// Reads of short files of /proc and /sys, for instance. No function here takes
 // memory of the heap, or is a cancellation point.
 namespace rcsock::base {
 
@@ -17,8 +17,8 @@ namespace rcsock::base {
 // Returns it, or -1 with errno. `flags`: more than O_RDONLY and O_CLOEXEC.
 int OpenText(const char* path, int flags = 0);
 
-// Reads the beginning of the file, up to `size` bytes, into `text`. Returns
-// what it has read: nothing if the file is empty, or cannot be read.
+// Reads the beginning of the file, up to `size` bytes, into `text`. Returns the
+// bytes that it has read: none if the file is empty, or cannot be read.
 std::string_view ReadStart(const char* path, char* text, std::size_t size);
 
 // Calls line(std::string_view), without the line feed, for each line of the

@@ -35,7 +35,7 @@ constexpr int kMostThreads = 4;
 // The most numbers that wait for a thread. A further number stays open for
 // good.
 constexpr int kMostWaiting = 1024;
-// With this many, no more files are taken from strangers.
+// With this many waiting closes, no more files are taken from strangers.
 constexpr int kPileUp = 64;
 
 constinit Latch latch;
@@ -60,7 +60,7 @@ void* CloseAll(void*) {
   return nullptr;
 }
 
-// Returns false if the kernel has no such option.
+// Returns false if the kernel does not have the option.
 bool PassFiles(int fd, int on) {
   const int saved = errno;
   const bool done = !pretend_not.load(std::memory_order_relaxed) &&
@@ -127,8 +127,9 @@ bool ForeignFd::Harmless() const {
   char target[64];
   const long length = ::syscall(SYS_readlink, path, target, sizeof target);
   if (length < 0) {
-    // No /proc. A file without a type belongs to no file system. The answer is
-    // what the kernel has at hand: a file system could take its time.
+    // There is no /proc. A file without a type belongs to no file system. Only
+    // calls that the kernel answers by itself are used: a file system could
+    // take its time.
     struct statx found {};
     return ::syscall(SYS_statx, fd_, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
                      STATX_TYPE, &found) == 0 &&
@@ -178,7 +179,7 @@ void PeerSocket::reset() {
   if (std::exchange(empty_, false)) {
     fd_.reset();
   } else {
-    // No peer is to wait for an answer meanwhile.
+    // No peer may wait for an answer of this process meanwhile.
     ::syscall(SYS_shutdown, fd_.get(), SHUT_RDWR);
     CloseElsewhere(fd_.release());
   }

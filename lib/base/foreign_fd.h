@@ -8,20 +8,21 @@
 namespace rcsock::base {
 
 // A close may wait: the last close of a TCP socket that lingers for its peer;
-// any close of a file of FUSE or NFS, for a daemon or a server. The file's
-// maker decides how long. Other threads wait for the conductor, and for the
-// holder of a latch. So these close another process's file only when it is
-// known to be harmless.
+// any close of a file of FUSE or NFS, for a daemon or a server. The process
+// that made the file decides how long. Other threads wait for the conductor,
+// and for the holder of a latch. So the conductor and such holders close
+// another process's file only if the file is known to be harmless.
 
-// Closes the number in a thread that no other waits for. Numbers stay open
-// while such closes wait; the number of waiting threads is bounded.
+// Closes the number in a thread that no other waits for. Until then the number
+// stays open. At most a bounded number of threads wait so.
 void CloseElsewhere(int fd);
 // Returns true if many closes wait for a thread: take no more files from
 // strangers.
 bool ClosesPileUp();
 // Waits until those threads have ended, 0.1 s at most.
 void AwaitCloses();
-// Around fork. The child's next close also makes the closes that were left.
+// Around fork. The child's next close also makes the closes that the parent's
+// threads have left.
 void ForeignFdForkLock();
 void ForeignFdForkUnlock(bool child);
 
@@ -48,7 +49,7 @@ class ForeignFd {
   // Returns true if no close of the file waits: it is memory, an eventfd, or
   // opened by O_PATH.
   bool Harmless() const;
-  // Gives the harmless file away, and holds none any more.
+  // Gives the harmless file away, and holds no file any more.
   UniqueFd Vouch() { return UniqueFd(std::exchange(fd_, -1)); }
   // Takes the number out of the application's way. A harmless file goes to the
   // top of the range. Any other keeps its number, since a move is a close.

@@ -11,11 +11,11 @@
 //
 // As in the kernel, each instruction that may fault has an entry in a table,
 // which says where to go on. The handler of SIGSEGV and SIGBUS
-// (lib/posix/thread/signals.cc) looks there and nowhere else, so any other
-// fault is what it always was. An access that does not fault costs no extra
-// instruction.
+// (lib/posix/thread/signals.cc) looks only in this table, so any other fault is
+// handled as it would be without rcsock. An access that does not fault costs no
+// extra instruction.
 //
-// Long pieces are copied by memcpy. A byte of each page is tried before that.
+// Long pieces are copied by memcpy, after an access to one byte of each page.
 // If another thread takes a page away in between, the program ends.
 //
 // Sanitizers have handlers of their own, and do not see what assembly does.
@@ -31,7 +31,7 @@ namespace rcsock::base {
 // makes the context leave it. Safe in a signal handler.
 bool FixFault(void* context);
 
-// True if a fault is the reason why a call has moved nothing.
+// True if a call has moved nothing because of a fault.
 extern thread_local constinit bool tls_fault
     __attribute__((tls_model("initial-exec")));
 inline bool TakeFault() {
@@ -94,15 +94,15 @@ fault:
 [[gnu::always_inline]] inline bool Readable(const void* at, std::size_t n) {
   return ReadableEnds(at, n) && (n <= kGuardPage || ReadablePages(at, n));
 }
-// Returns true if the `n` > 0 bytes can be written. It writes some of them, as
+// Returns true if the `n` > 0 bytes can be written. Writes some of them, as
 // memcpy would.
 [[gnu::always_inline]] inline bool Writable(void* to, const void* from,
                                             std::size_t n) {
   return PutEnds(to, from, n) && (n <= kGuardPage || PutPages(to, from, n));
 }
 
-// *to = *from of a word, or *to = value, by the instruction that there would be
-// anyway. Returns false at a fault.
+// *to = *from of a word, or *to = value, by the one instruction that the access
+// takes anyway. Returns false at a fault.
 template <class T>
 [[gnu::always_inline]] inline bool TryLoad(const T* from, T* to) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);

@@ -38,7 +38,7 @@ struct HeldLatches {
 inline thread_local constinit HeldLatches tls_held_latches
     __attribute__((tls_model("initial-exec")));
 // Cleared when two threads share thread-local variables (clone() without
-// CLONE_SETTLS): what they hold is not known any more.
+// CLONE_SETTLS): then nothing is known of the latches that they hold.
 inline constinit std::atomic<bool> held_latches_known{true};
 
 inline bool KnowsHeldLatches() {

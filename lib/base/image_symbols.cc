@@ -11,8 +11,9 @@ namespace {
 
 constexpr std::uint16_t kHidden = 0x8000;
 
-// glibc has turned these values into addresses, except in the kernel's image,
-// which may be linked for any address. What is meant lies near the table.
+// glibc has turned these values into addresses, except in the kernel's image.
+// That image may be linked for any address. Of the two readings of a value, the
+// one nearer to the table is right.
 const void* At(const link_map* image, ElfW(Addr) value) {
   const auto distance = [image](ElfW(Addr) address) {
     const auto table = reinterpret_cast<ElfW(Addr)>(image->l_ld);

@@ -13,8 +13,8 @@ namespace rcsock::base {
 // dladdr1(), which no library replaces. AnyInheritedPath(), for dlopen(), does
 // both. Sanitizers do not instrument this file.
 
-// What a loaded program or library defines, read from its own tables. It takes
-// no lock and no memory of the loader's, and leaves no trace in dlerror().
+// What a loaded program or library defines, read from its own tables. Takes no
+// lock and no memory of the loader's, and leaves no trace in dlerror().
 class ImageSymbols {
  public:
   // `image` must stay loaded.

@@ -3,13 +3,13 @@
 
 namespace rcsock::base {
 
-// True while this thread works for rcsock, and not for the application. It is
-// always true on the conductor thread, and elsewhere while rcsock calls into
-// other libraries. The preload passes such calls straight on. It moves
-// descriptors that they create, such as an io_context's, to the top of the
-// range.
+// True while this thread works for rcsock, and not for the application: always
+// on the conductor thread, and elsewhere while rcsock calls into other
+// libraries. The preload passes the calls of such a thread straight on. It
+// moves descriptors that they create, an io_context's for instance, to the top
+// of the range.
 //
-// constinit: without it each use would go through a wrapper that asks whether
+// constinit: otherwise each use would go through a wrapper that asks whether
 // the variable has been initialised.
 extern constinit thread_local bool tls_internal;
 

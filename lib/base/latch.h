@@ -19,10 +19,10 @@ namespace rcsock::base {
 
 inline void CpuRelax() { __builtin_ia32_pause(); }
 
-// Between the looks of a short spin at a line that another CPU is about to
-// write. The next look begins only after the last has its answer. Many looks
-// under way at once would take the line from its writer between two stores.
-// CpuRelax would do, but takes 140 cycles on some processors.
+// The pause between the looks of a short spin at a line that another CPU is
+// about to write. The next look begins only after the last has its answer. Many
+// looks under way at once would take the line from its writer between two
+// stores. CpuRelax would do, but takes 140 cycles on some processors.
 inline void LookOnce() { __builtin_ia32_lfence(); }
 
 // Sleeps while `*word == expected`; `timeout` (relative) may be null. Returns 0
@@ -53,7 +53,7 @@ inline void FutexWake(const void* word, int count, bool shared) {
 // holder clears the word, fences, and looks at the count. The waiter's fence is
 // the heavy one, so program order is enough for the holder. If the kernel has
 // no heavy fence, the holder's is a full one. A filter of system calls may
-// refuse the barrier later, while a holder still counts on it. From then on
+// refuse the barrier later, while a holder still relies on it. From then on
 // waiters look again by themselves.
 class RC_CAPABILITY("latch") Latch {
  public:
@@ -93,8 +93,8 @@ class RC_CAPABILITY("latch") Latch {
       FutexWake(&word_, 1, false);
     }
   }
-  // From the handler before fork to the handler after it. This is no scope, so
-  // the analysis does not see it.
+  // LockForFork belongs to the handler before fork, and UnlockAfterFork to the
+  // handler after it. The two are no scope, so the analysis does not see them.
   void LockForFork() RC_NO_LOCK_CHECK { lock(); }
   void UnlockAfterFork(bool child) RC_NO_LOCK_CHECK {
     child ? Reset() : unlock();
@@ -105,14 +105,15 @@ class RC_CAPABILITY("latch") Latch {
     RC_DCHECK(owner_.load(std::memory_order_relaxed) == &tls_held_latches);
 #endif
   }
-  // Tells the analysis that the latch is not needed: no other thread knows what
-  // it guards. The object is being made, or this is a child of fork.
+  // Tells the analysis that the latch is not needed: no other thread knows the
+  // object that it guards. The object is being made, or this is a child of
+  // fork.
   void AssertUnshared() const RC_ASSERT_HELD(this) {}
   bool Contended() const {
     return waiters_.load(std::memory_order_relaxed) != 0;
   }
-  // Returns true if a thread holds it. After false, all that its last holder
-  // has done is seen.
+  // Returns true if a thread holds the latch. If it returns false, the caller
+  // sees all that the last holder has done.
   bool Held() const { return word_.load(std::memory_order_acquire) != 0; }
   // For a spinning holder that saw Contended(): lets the waiter run first.
   void Yield() RC_REQUIRES(this) {

@@ -28,8 +28,8 @@ namespace {
 // st_ino 0: there was none.
 RCSOCK_START_DATA constinit struct stat stderr_at_start = {};
 
-// The file of RCSOCK_LOG_FILE. Only one thread writes these: at the beginning,
-// and in the child of fork.
+// The file of RCSOCK_LOG_FILE. Only one thread writes these variables: at the
+// beginning, and in the child of fork.
 RCSOCK_START_DATA constinit int file_fd = -1;
 constinit struct stat file_at_start = {};
 RCSOCK_START_DATA constinit char file_pattern[kLongestPath + 1] = {};
@@ -53,20 +53,20 @@ const char* OpenFile() {
   return nullptr;
 }
 
-// A program's own machine code may put another file there, for example by
-// closing all that is open.
+// A program's own machine code may put another file at that number, for example
+// by closing all that is open.
 bool IsFile() {
   struct stat now;
   return ::fstat(file_fd, &now) == 0 && Same(file_at_start, now);
 }
 
-// A program may close its stderr, and its next file or connection is fd 2.
+// If a program closes its stderr, its next file or connection is fd 2.
 bool IsStderr() {
   struct stat now;
   if (::fstat(STDERR_FILENO, &now) != 0) return false;
   if (Same(stderr_at_start, now)) return true;
   if (S_ISCHR(now.st_mode)) return true;
-  // dup2 may have put an appended file there as stderr.
+  // dup2 may have put a file that is appended to there as stderr.
   const long flags = ::syscall(SYS_fcntl, STDERR_FILENO, F_GETFL);
   return S_ISREG(now.st_mode) && flags >= 0 && (flags & O_APPEND) != 0;
 }

@@ -14,7 +14,7 @@ extern int log_level;
 void InitLog(int level);
 
 // Opens the file for all lines, in place of stderr; null or "" for none. %p in
-// its name is the pid, and a process that has no such file begins one. The file
+// the name is the pid. A process without a file of its own begins one. The file
 // is opened here, and not with the first line: a daemon may change its user,
 // its directory or its root first. The number is one of rcsock's, which the
 // program can't close (lib/base/unique_fd.h). exec does not keep it: the next
@@ -32,7 +32,7 @@ void EndLog();
 // program that may not write files.
 void Log(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Makes one write(2) that raises neither signal.
+// Makes one write(2), which raises no SIGPIPE and no SIGXFSZ.
 long WriteQuietly(int fd, const char* line, std::size_t length);
 
 #define RCSOCK_LOG(level, ...)                                       \

@@ -14,8 +14,8 @@ class RC_CAPABILITY("mutex") Mutex {
   void lock() RC_ACQUIRE() { mutex_.lock(); }
   void unlock() RC_RELEASE() { mutex_.unlock(); }
   bool try_lock() RC_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  // From the handler before fork to the handler after it. This is no scope, so
-  // the analysis does not see it.
+  // LockForFork belongs to the handler before fork, and UnlockAfterFork to the
+  // handler after it. The two are no scope, so the analysis does not see them.
   void LockForFork() { mutex_.lock(); }
   bool TryLockForFork() { return mutex_.try_lock(); }
   void UnlockAfterFork() { mutex_.unlock(); }

@@ -5,7 +5,7 @@
 
 namespace rcsock::base {
 
-// A scope in which pthread_cancel waits. It goes around calls into other
+// A scope in which pthread_cancel waits. Use it around calls into other
 // libraries that may be cancellation points, where a latch is held or nothing
 // may be unwound. For example, a software provider rings its doorbell by
 // write(2).

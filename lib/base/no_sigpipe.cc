@@ -12,7 +12,8 @@ thread_local constinit SigpipeState tls_sigpipe;
 
 namespace {
 
-// No process has this pid. A user id would not do: the kernel translates it.
+// The pid of a mark: no process has it. A user id would not do: the kernel
+// translates it.
 constexpr pid_t kMarkPid = -1;
 
 bool Pending() {
@@ -44,7 +45,7 @@ bool IsMark(const siginfo_t& info) {
   return info.si_code == SI_KERNEL && info.si_pid == kMarkPid;
 }
 
-// For a write the kernel raises SIGPIPE as the process's own kill().
+// For a write the kernel raises SIGPIPE as if the process itself called kill().
 bool IsOfWrite(const siginfo_t& info) {
   return info.si_code == SI_USER && info.si_pid == ::syscall(SYS_getpid);
 }
@@ -96,7 +97,8 @@ void NoSigpipe::End() {
   }
   if (blocks_) {
     const auto handle = handle_sigpipe.load(std::memory_order_acquire);
-    // Before the call: a handler that runs as the call ends knows better.
+    // Stored before the call: a handler that runs as the call ends knows
+    // better.
     tls_sigpipe.open = handle != nullptr && handle();
     ::syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &set, nullptr, sizeof set);
   }

@@ -44,9 +44,9 @@ bool RaisedInPost(const siginfo_t& info);
 // SIGPIPE that the kernel raises there is dropped. A SIGPIPE that was pending
 // before, or that another process sends meanwhile, stays.
 //
-// If a handler sees to it, a thread that is known not to block SIGPIPE only
-// marks that it posts. Otherwise NoSigpipe blocks SIGPIPE and takes back what
-// has come: three system calls.
+// If rcsock's handler is installed, a thread that is known not to block SIGPIPE
+// only marks that it posts. Otherwise NoSigpipe blocks SIGPIPE and takes back
+// what has come: three system calls.
 class NoSigpipe {
  public:
   explicit NoSigpipe(bool sends) : sends_(sends) {

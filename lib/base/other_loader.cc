@@ -53,8 +53,8 @@ constexpr const char kOldestVersion[] = "GLIBC_2.17";
 // small here.  A loader whose path is longer than this is not looked into.
 constexpr std::size_t kLongestPath = 256;
 
-// ld-lsb is a link to glibc's loader, and ld.so may be such a link too.
-// ld-2.31.so is an older name; ld64.so and ld.so.1 belong to other processors.
+// ld-lsb is a link to glibc's loader, and ld.so may be a link to it. ld-2.31.so
+// is an older name; ld64.so and ld.so.1 belong to other processors.
 bool IsGlibcs(const char* loader) {
   const char* name = LastPart(loader);
   constexpr const char* kNames[] = {"ld-linux", "ld-lsb", "ld-2.", "ld.so",
@@ -66,7 +66,7 @@ bool IsGlibcs(const char* loader) {
   return own != nullptr && std::strcmp(own, loader) == 0;
 }
 
-// The beginning of a file, which usually has all that is read.
+// The beginning of a file, which is usually all that is needed.
 class Head {
  public:
   explicit Head(int fd) : fd_(fd) {
@@ -175,8 +175,8 @@ std::uint64_t PlaceOfVersions(const Head& head, const Elf64_Ehdr& header) {
   return 0;
 }
 
-// Returns true if the file is a libc that has versions, but not that which we
-// need.
+// Returns true if the file is a libc that has versions, but not the version
+// that rcsock needs.
 [[gnu::noinline]] bool IsTooOld(int fd) {
   const Head head(fd);
   Elf64_Ehdr header;
@@ -280,7 +280,8 @@ bool Started(int folder, const char* path, char* name, std::size_t size) {
       path = interpreter;
       continue;
     }
-    // musl's loader, called by its name, is such a program too.
+    // musl's loader, called by its name, is also started by another loader than
+    // glibc's.
     if (!found && Begins(LastPart(path), "ld-musl") &&
         std::strlen(path) < size) {
       std::strcpy(name, path);

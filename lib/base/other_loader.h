@@ -5,16 +5,18 @@
 
 namespace rcsock::base {
 
-// Returns true if another loader than glibc's, such as musl's, starts the
+// Returns true if another loader than glibc's, musl's for instance, starts the
 // program at `path`. Returns true also for glibc's loader with a libc before
-// 2.17. openat() takes `folder` and `path` likewise; with "" the program is
-// `folder` itself. Such a loader takes LD_PRELOAD too, but cannot resolve what
-// our library needs, and then starts nothing. `name` gets the loader's name,
-// and the version of a glibc that is too old, cut to `size` bytes with the 0.
-// For a script, its interpreter counts.
+// 2.17. Takes `folder` and `path` as openat() does; with "" the program is
+// `folder` itself.
 //
-// Returns false where this cannot be told. A child of vfork may call it: it
-// uses no heap and no locks, and closes what it opens.
+// These loaders take LD_PRELOAD too, but cannot resolve what rcsock's library
+// needs, and then start nothing. `name` gets the loader's name, and the version
+// of a glibc that is too old, cut to `size` bytes with the 0. For a script, its
+// interpreter counts.
+//
+// Returns false if the loader cannot be found out. A child of vfork may call
+// it: it uses no heap and no locks, and closes what it opens.
 bool StartedByOther(int folder, const char* path, char* name, std::size_t size);
 
 // As StartedByOther, for the program that execvp() would find.

@@ -3,9 +3,9 @@
 
 namespace rcsock::base {
 
-// Opens a file that a variable of the environment tells rcsock to write: to
-// append to it (`append`), or anew. Returns a descriptor; or -1, and in *why
-// the reason for a person.
+// Opens a file that a variable of the environment names for rcsock to write: to
+// append to the file (`append`), or to write it anew. Returns a descriptor; or
+// -1, and in *why the reason for a person.
 //
 // Another user may have put something at that place. So a symbolic link is not
 // followed. What is there must be a device; or a pipe or a regular file of one

@@ -7,8 +7,8 @@
 namespace rcsock::base {
 
 // Memory that a device may reach: an RDMA device's queues and rings, the
-// program's own memory, host memory for the copies of a GPU. While this lives,
-// the memory counts within one limit.
+// program's own memory, host memory for the copies of a GPU. While an object
+// lives, its memory counts within one limit.
 //
 // Threads: any.
 class PinCount {

@@ -174,8 +174,8 @@ void Keep(bool given, T value, bool* sets, T* to) {
 }
 
 // One rule, while it is read for a program of these names. Each function that
-// takes a pair of key and value returns false if it has no such key, or if the
-// value is malformed.
+// takes a pair of key and value returns false if it does not know the key, or
+// if the value is malformed.
 class RuleReader {
  public:
   RuleReader(const char* program, const char* comm)
@@ -233,7 +233,7 @@ class RuleReader {
     return Ports(value, &rule_);
   }
 
-  // What lanes the streams have, and of what kind.
+  // Which lanes the streams may have, and of which kind.
   bool TakeLane(Piece key, Piece value) {
     if (key.Is("lanes")) {
       rule_.sets_lanes = true;

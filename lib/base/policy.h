@@ -60,8 +60,7 @@ struct Fabric {
   // instead. There each false end of a lane costs more than a late end.
   std::uint16_t ack_ms = 134;
   std::uint8_t retries = 6;
-  // The traffic class of the lane's packets; -1: what the stream's socket asks
-  // for.
+  // The traffic class of the lane's packets; -1: that of the stream's socket.
   std::int16_t traffic_class = -1;
   // A list for MayUseDevice.
   const char* devices = "";

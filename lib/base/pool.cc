@@ -19,8 +19,8 @@ constinit Pool* pools RC_GUARDED_BY(pools_latch) = nullptr;
 
 }  // namespace
 
-// Called before the pool's latch is taken for the first time: fork looks after
-// the latches of the pools on the list.
+// Called before the pool's latch is taken for the first time: fork takes the
+// latches of the pools on the list.
 void Pool::List() noexcept {
   pools_latch.lock();
   if (!listed_.load(std::memory_order_relaxed)) {
@@ -32,7 +32,7 @@ void Pool::List() noexcept {
 }
 
 bool Pool::Grow() {
-  // The size doubles each time, so a program of few streams has little.
+  // The size doubles each time, so a program of few streams takes little.
   const std::size_t size = chunk_ == 0      ? kFirst
                            : chunk_ < kHuge ? 2 * chunk_
                                             : kHuge;

@@ -11,8 +11,8 @@ namespace rcsock::base {
 // Memory for objects of one kind, side by side, in lines of their own. For each
 // event a server of thousands of streams touches a few objects of one stream.
 // Scattered over the heap, each object would cost a miss of the TLB besides the
-// miss of the cache. So many of them lie in huge pages. Memory is never given
-// back to the system. Any thread may call Take and Give.
+// miss of the cache. So many objects lie in huge pages. A pool never gives
+// memory back to the system. Any thread may call Take and Give.
 //
 // For static storage only (constinit).
 class Pool {
@@ -45,7 +45,8 @@ class Pool {
   Pool* next_ = nullptr;  // in the list of used pools; pools_latch's
 };
 
-// Around fork. These latches are the last taken, and the first given back.
+// Around fork. The latches of the pools are the last taken, and the first given
+// back.
 void PoolsForkLock();
 void PoolsForkUnlock(bool child);
 

@@ -20,7 +20,8 @@ constexpr Named kNamed[] = {
     ONE(recvmsg), ONE(sendmsg), ONE(recvmmsg), ONE(sendmmsg), ONE(preadv2),
     ONE(pwritev2), ONE(sendfile), ONE(splice), ONE(io_submit),
     ONE(io_uring_setup), ONE(io_uring_enter), ONE(bpf),
-    // Readiness. A set that is made past the hooks is none of ours.
+    // Readiness. A set that is made past the hooks is no set that rcsock
+    // follows.
     ONE(poll), ONE(ppoll), ONE(select), ONE(pselect6), ONE(epoll_create),
     ONE(epoll_create1), ONE(epoll_ctl), ONE(epoll_wait), ONE(epoll_pwait),
     ONE(epoll_pwait2),
@@ -30,7 +31,8 @@ constexpr Named kNamed[] = {
     ONE(pidfd_getfd),
     // Handlers of signals, which rcsock wraps (lib/posix/thread/signals.h).
     ONE(rt_sigaction),
-    // Processes: which of them hold the connection, and its end.
+    // Processes: these calls change which processes hold the connection, and
+    // when it ends.
     ONE(fork), ONE(vfork), ONE(clone), ONE(clone3), ONE(execve), ONE(execveat),
     ONE(exit_group), ONE(unshare)};
 #undef ONE
@@ -89,7 +91,7 @@ bool IsKnownLibrary(std::string_view path) {
       "libhwasan.so.", "libclang_rt.", "liburing.so.", "liburing-ffi.so.",
       // The preload makes the calls of these libraries.
       "librcsock.so.", "librcsock_",
-      // Its leak checker stops the threads and looks at their memory.
+      // Its leak checker stops the threads and reads their memory.
       "libtcmalloc.so.", "libtcmalloc_and_profiler.so.",
       "libtcmalloc_debug.so.",
       // All calls of these libraries go through libc.

@@ -15,9 +15,9 @@ bool MayUseStreams(const SystemCall& call);
 const char* NameOfCall(const SystemCall& call);
 
 // Returns true if the library's own system calls are known, by the last part of
-// its path. It makes none (libstdc++), uses no stream (a sanitizer's output),
-// is followed otherwise (liburing), or the preload makes its calls (rcsock's
-// libraries).
+// its path. Either it makes none (libstdc++), or uses no stream (a sanitizer's
+// output). Or rcsock follows it otherwise (liburing), or the preload makes its
+// calls (rcsock's libraries).
 bool IsKnownLibrary(std::string_view path);
 
 }  // namespace rcsock::base

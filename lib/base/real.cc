@@ -25,8 +25,8 @@ long Missing() {
   return -1;
 }
 
-// Calls that an old libc lacks. The preload has their names, so a program that
-// looks for a name takes the call for present, and it has to work.
+// Calls that an old libc lacks. The preload exports their names, so a program
+// that looks for a name takes the call for present, and the call has to work.
 int CloseRange(unsigned first, unsigned last, int flags) {
   return static_cast<int>(::syscall(SYS_close_range, first, last, flags));
 }
@@ -79,16 +79,16 @@ const Later kLater[] = {
 
 std::atomic<bool> behind_first{false};
 
-// librcsock_posix has these names too, and would only send us back. A look-up
-// in vain takes memory, but a handler or the program's malloc may call this. A
-// library that is loaded later comes behind libc.
+// librcsock_posix has these names too, and would only call back into rcsock. A
+// look-up in vain takes memory, but a handler or the program's malloc may call
+// this. A library that is loaded later comes after libc.
 bool PosixNamesNext() { return &rcsock_posix_names != nullptr; }
 
 [[gnu::cold]] void* Look(const char* name) {
   if (behind_first.load(std::memory_order_relaxed)) {
     return ::dlsym(RTLD_DEFAULT, name);
   }
-  // A program may be linked so that libc comes before us.
+  // A program may be linked so that libc comes before rcsock.
   if (!PosixNamesNext()) {
     if (void* next = ::dlsym(RTLD_NEXT, name)) return next;
   }
@@ -152,7 +152,7 @@ namespace table {
 #undef ALIAS
 }  // namespace table
 
-// epoll_pwait2 is the youngest of them. Where libc has it, the others are there
+// epoll_pwait2 is the youngest of them. If libc has it, libc has the others
 // too. Otherwise look-ups in vain come now, and not in a handler, or between
 // vfork and exec.
 void LookEarly() {

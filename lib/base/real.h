@@ -23,7 +23,7 @@
 #include <cstddef>
 
 // The calls that the preload interposes, as libc has them:
-// rcsock::real::recv(...) never comes back to rcsock. They are looked up at
+// rcsock::real::recv(...) never comes back to rcsock. Each is looked up at its
 // first use, so that a call before any constructor works too.
 namespace rcsock::real {
 
@@ -31,8 +31,8 @@ namespace rcsock::real {
 // null.
 void* Resolve(void** slot, const char* name);
 
-// Returns true for what Resolve has found of a call that this libc does not
-// have: it fails with ENOSYS.
+// Returns true if Resolve has found that this libc does not have the call,
+// which then fails with ENOSYS.
 bool IsMissing(const void* found);
 
 // Looks for the calls that an old libc does not have.

@@ -16,7 +16,7 @@ constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 }  // namespace
 
-// Raw system calls where the preload interposes the name.
+// Raw system calls, since the preload interposes the names.
 UniqueFd CreateSealed(const char* name, std::size_t size, Seals seals) {
   // Beyond this limit ftruncate sends SIGXFSZ, which would end the program.
   rlimit limit{};

@@ -16,7 +16,7 @@ enum class Seals : std::uint8_t { kMoreSeals, kNoMoreSeals };
 // Returns a new memfd of `size` zero bytes. Not ok(): errno.
 UniqueFd CreateSealed(const char* name, std::size_t size, Seals seals);
 // Returns the size of `fd`, which another program of this user has made by
-// CreateSealed with kNoMoreSeals; 0: it is none.
+// CreateSealed with kNoMoreSeals. Returns 0 if `fd` is no such memory.
 std::size_t SealedSize(int fd);
 
 }  // namespace rcsock::base

@@ -14,12 +14,12 @@
 namespace rcsock::base {
 
 // While cancellation is asynchronous, the thread may be unwound from any
-// instruction. So the functions that allow it have nothing to clean up: then
-// the unwinder does not ask their tables where a call may throw. They make the
-// system call themselves, since syscall() is declared to throw nothing. libc's
-// own blocking calls do so too. They do not call the program's
-// pthread_setcanceltype(): what this thread sets here is no wish of the
-// program's.
+// instruction. So the functions that allow asynchronous cancellation have
+// nothing to clean up: then the unwinder does not ask their tables where a call
+// may throw. They make the system call themselves, since syscall() is declared
+// to throw nothing. libc's own blocking calls do so too. They do not call the
+// program's pthread_setcanceltype(): what this thread sets here is no wish of
+// the program's.
 
 namespace {
 
@@ -37,8 +37,8 @@ namespace {
   return result;
 }
 
-// epoll_pwait2 is younger than many filters of system calls. They say ENOSYS or
-// EPERM, and neither is an answer of the call itself.
+// epoll_pwait2 is younger than many filters of system calls. These filters say
+// ENOSYS or EPERM, which the call itself never says.
 constinit std::atomic<bool> refused{false};
 
 bool Refused(long error) {

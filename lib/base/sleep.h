@@ -14,19 +14,19 @@
 
 namespace rcsock::base {
 
-// Sleeps of an application's call. In each of them pthread_cancel ends the
-// thread, asleep or about to be, as in the kernel's blocking calls. The
-// callers' frames are unwound.
+// Sleeps of an application's call. pthread_cancel ends the thread in each of
+// them, asleep or about to be, as in the kernel's blocking calls. The callers'
+// frames are unwound.
 
 // As FutexWait.
 int FutexSleep(const void* word, std::uint32_t expected,
                const timespec* timeout, bool shared);
 // As FutexSleep, on a word in memory that another process maps. That process
-// can move its sleepers to another word (FUTEX_CMP_REQUEUE), where no thread
-// wakes them. So a change of `own`, a word of this process, ends the sleep as
-// well. If the kernel cannot sleep on two words, or if a time-out is given, the
-// sleep ends after some seconds. Each signal then ends it, too. It then returns
-// -EAGAIN: look again.
+// can move the sleepers of the word to another word (FUTEX_CMP_REQUEUE), where
+// no thread wakes them. So a change of `own`, a word of this process, ends the
+// sleep as well. If the kernel cannot sleep on two words, or if a time-out is
+// given, the sleep ends after some seconds. Each signal then ends it, too. It
+// then returns -EAGAIN: look again.
 int FutexSleepShared(const std::atomic<std::uint32_t>* word,
                      std::uint32_t expected,
                      const std::atomic<std::uint32_t>* own,
@@ -40,8 +40,8 @@ int EpollSleep(int set, epoll_event* events, int capacity,
 int EpollPwait(int set, epoll_event* events, int capacity,
                const timespec* timeout, const sigset_t* mask);
 
-// Sleeps less than a second; a handler may end the sleep. It is no cancellation
-// point, as nanosleep() would be: it serves calls that are none.
+// Sleeps less than a second; a handler may end the sleep. SleepThrough is no
+// cancellation point, as nanosleep() would be: it serves calls that are none.
 inline void SleepThrough(long ns) {
   CheckMaySleep();
   const timespec brief{0, ns};

@@ -9,7 +9,7 @@ std::atomic<std::uint64_t> spun_ns{0};
 std::atomic<std::uint64_t> spun_well_ns{0};
 
 void SpinBudget::Spun(std::uint64_t ticks, bool found, std::uint32_t most_us) {
-  // A thread that was stopped for longer has not spun so long.
+  // A thread that was stopped meanwhile has not spun for so long.
   const std::uint64_t ns =
       std::min<std::uint64_t>(ticks * 1'000 / ticks_per_us, 1'000'000);
   spun += static_cast<std::uint32_t>(ns);
@@ -36,7 +36,7 @@ void SpinBudget::Slept(std::uint64_t ticks, bool came, std::uint32_t most_us) {
   }
   if (held) return;
   if (ticks / ticks_per_us < 10ull * most_us) {
-    // If both ends had spun a little longer, neither would have slept.
+    // If both ends had spun a little longer, both would have stayed awake.
     us = most_us;
   } else if (us > 2) {
     us /= 2;

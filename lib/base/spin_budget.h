@@ -10,16 +10,16 @@
 
 namespace rcsock::base {
 
-// How long this thread spins before it sleeps.  A wake-up costs a hundred ring
-// crossings, so a spin that is long enough to meet the answer pays.  A spin
-// that never meets it is halved each time.
+// How long this thread spins before it sleeps.
 //
-// A spinner that loses its CPU to a thread with work of its own loses a whole
-// slice, milliseconds.  If several threads want that CPU, it loses a slice to
-// each.  A thread that sleeps is woken at once.  So after such a loss the
-// thread sleeps at once for a while: the hold.  The hold is several times the
-// loss, so that losses take a small part of the time however many threads want
-// the CPU.  It doubles each time that a loss comes again soon.
+// A wake-up costs a hundred ring crossings, so a spin that is long enough to
+// meet the answer pays.  A spin that never meets the answer is halved each
+// time.  A spinner that loses its CPU to a thread with work of its own loses a
+// whole slice, milliseconds.  If several threads want that CPU, it loses a
+// slice to each.  A thread that sleeps is woken at once.  So after such a loss
+// the thread sleeps at once for a while: the hold.  The hold is several times
+// the loss, so that losses take a small part of the time however many threads
+// want the CPU.  It doubles each time that a loss comes again soon.
 struct SpinBudget {
   std::uint32_t us = ~0u;      // ~0: not set yet; 0 in a hold
   std::uint32_t held_us = 0;   // what `us` is after the hold
@@ -29,7 +29,7 @@ struct SpinBudget {
   // Whether `us` is what the account allows (Profile::kBalanced).
   bool earned = false;
   SpinAccount account;
-  // What Count was last told, and of which lane or set.
+  // The last count that Count got, and of which lane or set.
   std::uint32_t counted = 0;
   const void* counted_of = nullptr;
   // What is not in spun_ns and spun_well_ns yet.
@@ -45,10 +45,10 @@ struct SpinBudget {
   void Spun(std::uint64_t ticks, bool found, std::uint32_t most_us);
   // The thread has slept.  `came`: until something came on a lane.
   void Slept(std::uint64_t ticks, bool came, std::uint32_t most_us);
-  // A lane or set has moved `count` messages, or told of as many, since it
-  // began. This tells the account of the messages since this thread last asked.
-  // It leaves out the message of the wait that asks, since the spin or the
-  // sleep tells of that message.
+  // A lane or set has moved, or reported, `count` messages since it began.
+  // Adds to the account the messages since this thread last called.  Leaves out
+  // the message of the wait that calls, since the spin or the sleep accounts
+  // for that message.
   void Count(const void* of, std::uint32_t count) {
     if (!earned) return;
     // A count that begins anew says nothing.
@@ -72,7 +72,7 @@ struct SpinBudget {
     }
     return held;
   }
-  // It has cost `ticks` to be scheduled again, until `now`.
+  // The thread waited `ticks` until `now` to be scheduled again.
   void Lost(std::uint64_t ticks, std::uint64_t now) {
     // More than a peer needs to answer, and less than a slice.
     constexpr std::uint64_t kSliceUs = 100;
@@ -86,8 +86,8 @@ struct SpinBudget {
     // Multiples of what was lost.
     constexpr std::uint64_t kLeastTimes = 8;
     constexpr std::uint64_t kMostTimes = 32;
-    // The limit for any loss.  A machine that was stopped says nothing of its
-    // load.
+    // The limit for any loss.  If a machine was stopped, the loss says nothing
+    // of its load.
     constexpr std::uint64_t kLimitUs = 2'000'000;
     if (held) return;
     const std::uint64_t limit = kLimitUs * ticks_per_us;
@@ -108,9 +108,9 @@ struct SpinBudget {
 extern thread_local constinit SpinBudget tls_spin
     __attribute__((tls_model("initial-exec")));
 
-// What threads of this process have spun behind the looks of the first
-// microsecond, and how much of that found something.  A thread may owe
-// kSpunUncountedNs.
+// How long threads of this process have spun after the looks of the first
+// microsecond, and for how much of that they found something.  A thread may
+// have kSpunUncountedNs that are not added yet.
 extern std::atomic<std::uint64_t> spun_ns;
 extern std::atomic<std::uint64_t> spun_well_ns;
 constexpr std::uint32_t kSpunUncountedNs = 200'000;

@@ -62,13 +62,13 @@ constinit int opens_awaited RC_GUARDED_BY(low_latch) = 0;
 
 }  // namespace
 
-// Users of these classes cannot name the latch. They assert it where they need
-// it.
+// Users of LowNumber and LibraryOpens cannot name the latch. They assert it
+// where they need it.
 LowNumber::LowNumber() RC_NO_LOCK_CHECK { low_latch.lock(); }
 LowNumber::~LowNumber() RC_NO_LOCK_CHECK { low_latch.unlock(); }
 
 LibraryOpens::LibraryOpens() {
-  // The holder of a FreeNumber has filled its number before this goes on. A
+  // The holder of a FreeNumber has filled its number before this continues.  A
   // later holder sees the count.
   const LowNumber low;
   library_opens.fetch_add(1, std::memory_order_relaxed);
@@ -121,7 +121,7 @@ bool IsInternalFd(int fd) { return Has(internal_fds, fd); }
 
 bool IsInternalFdOrGone(int fd) {
   if (IsInternalFd(fd)) return true;
-  // By then the maker of a new descriptor has marked it.
+  // By then the thread that made a new descriptor has marked it.
   const LowNumber marked;
   // CloseRaw marks a number as closing before it removes the other mark.
   return IsInternalFd(fd) || Has(closing_fds, fd) ||

@@ -11,7 +11,7 @@ namespace rcsock::base {
 // Closes an internal descriptor by a raw system call, never through the
 // preload.
 void CloseRaw(int fd);
-// The number is internal no longer; its caller closes it in another way.
+// The number is no longer internal; its caller closes it in another way.
 void Disown(int fd);
 
 // Moves `fd` to the top of the process's range, close-on-exec. So the
@@ -25,11 +25,11 @@ int RelocateHighForParent(int fd);
 // Makes the number rcsock's where it is, close-on-exec.
 void KeepNumber(int fd);
 
-// Held from the creation of a descriptor of rcsock's until it is at the top,
-// and by FreeNumber and LibraryOpens. The kernel gives out the lowest free
-// number. So dup2 of the application may put another file at a new number,
+// Held from the creation of a descriptor of rcsock's until the descriptor is at
+// the top, and by FreeNumber and LibraryOpens. The kernel gives out the lowest
+// free number. So dup2 of the application may put another file at a new number,
 // which rcsock would then move and close. A child of fork would keep the number
-// for good. What runs with a LowNumber held is short, and takes no latch.
+// for good. Code that runs with a LowNumber held is short, and takes no latch.
 class LowNumber {
  public:
   LowNumber();
@@ -41,9 +41,10 @@ class LowNumber {
   const Critical critical_;
 };
 // As LowNumber, around the open of another library. That open may take long, or
-// wait for what the caller of dup2 has, such as the loader's lock in a
-// constructor. So no latch is held: dup2 waits until the open is over
-// (FreeNumber). After five seconds dup2 goes on, and later ones no longer wait.
+// wait for something that the caller of dup2 holds, the loader's lock in a
+// constructor for instance. So no latch is held: dup2 waits until the open is
+// over (FreeNumber). After five seconds dup2 goes on, and later ones no longer
+// wait.
 class LibraryOpens {
  public:
   LibraryOpens();
@@ -87,9 +88,10 @@ void CloseParentFds();
 // Returns true if `fd` is internal: hidden from the application, which cannot
 // close it.
 bool IsInternalFd(int fd);
-// For a number that was seen to be open: returns true if it is internal, or is
-// not open any more. IsInternalFd misses a number that another thread is just
-// making or closing. Requires that the caller holds no LowNumber.
+// For a number that was seen to be open. Returns true if the number is
+// internal, or is not open any more. IsInternalFd misses a number that another
+// thread is just making or closing. Requires that the caller holds no
+// LowNumber.
 bool IsInternalFdOrGone(int fd);
 
 class UniqueFd {

@@ -103,7 +103,8 @@ void ContextPipes::Return(Pipe* returned) {
   // A handler of the program's may have forked meanwhile.
   if (pipe->OfParent()) return;
   if (!pipe->Settle()) {
-    // The device may still write there. Nothing of it can ever be used again.
+    // The device may still write to the pipe's memory. Nothing of the pipe can
+    // ever be used again.
     RCSOCK_LOG(1, "gpu: a copy did not end in time");
     return;
   }

@@ -23,7 +23,7 @@ Pointer AsPointer(const void* at) {
   return static_cast<Pointer>(reinterpret_cast<std::uintptr_t>(at));
 }
 
-// One allocation, or the part of it that was asked for.
+// One allocation, or the part of an allocation that the caller asked for.
 struct Range {
   Pointer begin;
   Pointer end;

@@ -12,8 +12,9 @@
 
 namespace rcsock::gpu::cuda {
 
-// The context's end ends them too, so they outlive neither the context nor the
-// program's last registered buffer there.
+// Memory of the host that the driver has pinned for a context. The pages end
+// with the context, or with the program's last registered buffer there,
+// whichever ends first.
 class CudaPages final : public HostPages {
  public:
   // Null: the driver refuses, or no more may be pinned.

@@ -71,8 +71,9 @@ class Pipe {
   static constexpr std::uint64_t kMostWaitNs = 10'000'000'000;
 };
 
-// Memory of a device, as a driver knows it. It outlives the allocation: a
-// program may free that at any time, and each call says so by an errno.
+// Memory of a device, as a driver knows it. The object outlives the allocation:
+// a program may free its allocation at any time, and each call reports that by
+// an errno.
 //
 // Threads: any.
 class Memory {

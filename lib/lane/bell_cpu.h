@@ -9,8 +9,8 @@
 
 namespace rcsock::lane {
 
-// For each bell, 1 more than the CPU of the thread that took it last; 0: no
-// thread has. A device's interrupts had better go there.
+// For each bell, 1 more than the CPU of the thread that took the bell last; 0:
+// no thread has taken it. A device's interrupts should go to that CPU.
 inline constinit std::atomic<int> bell_cpus[kBells] = {};
 
 // The calling thread takes the bell.

@@ -16,7 +16,7 @@ namespace rcsock::lane {
 // Threads: any.
 class Board {
  public:
-  // A lane's place on the board. It is part of the lane.
+  // A lane's place on the board, which is part of the lane.
   class Mark {
    private:
     friend class Board;

@@ -25,8 +25,8 @@ enum class Head : std::uint8_t {
           // and nothing more can be taken from it
 };
 
-// How many messages the sender may still send before it hears from the
-// receiver, and how many that can be at most.
+// How many messages the sender may send before it gets more credit, and the
+// most that number can be.
 struct Credits {
   std::uint32_t left = 0;
   std::uint32_t most = 0;
@@ -39,7 +39,7 @@ struct Region {
   std::uint64_t key = 0;  // rdma: rkey; shm: segment number
 };
 
-// Bits: how the peer is to tell this end of what the peer does.
+// Bits that say how the peer notifies this end of what the peer does.
 enum Notify : std::uint32_t {
   kNotifyNone = 0,
   kNotifyRxPoller = 1,    // new data or control: the poller must see it
@@ -50,7 +50,7 @@ enum Notify : std::uint32_t {
   kNotifyTxSleeper = 16,  // a thread sleeps in SleepTx
 };
 
-// One end of one stream's lane. It has a ring in each direction. The sender
+// One end of one stream's lane. A lane has a ring in each direction. The sender
 // writes the ring, and the receiver gives credit back.
 //
 // Threads: callers of the tx calls hold the stream's tx latch, callers of the
@@ -69,9 +69,11 @@ class Lane {
   virtual Region TxRegion() const = 0;
 
   // --- Sending ---------------------------------------------------------------
+  //
   // Posts up to `limit` bytes of iov[0..count) from byte `skip` on, as one or
-  // more writes with immediate. Tells the receiver as it has asked. Returns the
-  // bytes taken: fewer than asked, perhaps 0, when credit runs out.
+  // more writes with immediate. Notifies the receiver as the receiver has
+  // asked. Returns the bytes taken: fewer than asked, perhaps 0, when credit
+  // runs out.
   virtual std::size_t Post(const iovec* iov, int count, std::size_t skip,
                            std::size_t limit) = 0;
   // Posts one control message of at most kCtlMax bytes. The lane keeps slots
@@ -87,9 +89,9 @@ class Lane {
   // the receiver has consumed, by its credit and never by a completion.
   virtual std::uint64_t Posted() const = 0;
   virtual std::uint64_t Acked() = 0;
-  // Bounds the bytes that are posted and not consumed, but for what is posted
-  // already. The caller holds the tx latch. A lane whose rings are no larger
-  // than TCP's buffers may ignore the bound.
+  // Bounds the bytes that are posted and not consumed. What is posted already
+  // may exceed the bound. The caller holds the tx latch. A lane whose rings are
+  // no larger than TCP's buffers may ignore the bound.
   virtual void BoundUnread(std::uint64_t) {}
   virtual Credits credits() const { return {}; }
   // Copies posted bytes [from, from + length) out of the send ring. Only bytes
@@ -135,8 +137,8 @@ class Lane {
   // Publishes the credit now, however little it is. For bytes that are here and
   // unread, publishes it as soon as they have been read.
   virtual void Credit() = 0;
-  // As Credit, for a peer that has asked: what it is told comes with a
-  // completion, and wakes its threads that wait for credit.
+  // As Credit, for a peer that has asked. The credit comes with a completion,
+  // and wakes the peer's threads that wait for credit.
   virtual void AssureCredit() { Credit(); }
 
   // --- Notification ----------------------------------------------------------
@@ -175,8 +177,8 @@ class Lane {
   // --- End -------------------------------------------------------------------
   // kNone while the lane works; else why it does not.
   virtual base::Reason State() const = 0;
-  // Rule 11: from now on nothing that arrives is accepted. What has landed by
-  // now stays readable: Read and CopyUnacked go on working. Idempotent.
+  // Rule 11: from now on nothing that arrives is accepted. What has landed
+  // before stays readable: Read and CopyUnacked go on working. Idempotent.
   virtual void Freeze() = 0;
   // The caller knows that the peer's process is dead. What the peer has put
   // into the ring since Freeze becomes readable, as the ring is now; a peer
@@ -184,14 +186,14 @@ class Lane {
   virtual bool Thaw() { return false; }
   // How far an end has left a lane whose memory outlives its process. What the
   // end has written lies only there, until TCP has every byte for certain. So
-  // the other end keeps the memory until it is told of this state.
+  // the other end keeps the memory until it learns that state.
   enum class Left : std::uint32_t {
     kNot,
     kTold,  // the end reads no frame any more: no reset of the peer's drops
             // what the end sends
     kAll,   // ... and what was to go back to TCP is there
   };
-  // Without such memory no end waits for the other.
+  // If the memory does not outlive its process, no end waits for the other.
   virtual bool Outlives() const { return false; }
   virtual void TellLeft(Left) {}
   virtual Left PeerLeft() const { return Left::kAll; }
@@ -202,9 +204,9 @@ class Lane {
   virtual bool HasPages() const { return false; }
   virtual void EndPages() {}
 
-  // When the first unread message came, by base::Ticks(). This holds only if
-  // the message came after this end armed its bell. Otherwise it is any time,
-  // perhaps a lie.
+  // When the first unread message came, by base::Ticks(). The time is right
+  // only if the message came after this end armed its bell. Otherwise it is any
+  // time, perhaps a lie.
   virtual std::uint64_t Came() const { return 0; }
 
  protected:

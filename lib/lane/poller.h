@@ -5,8 +5,8 @@
 
 namespace rcsock::lane {
 
-// The doorbells of a process. A thread that shares a bell is woken for
-// another's streams, and has to pass on what it then finds. So there are as
+// The bells of a process. A thread that shares a bell is also woken for
+// another's streams, and then has to wake that other thread. So there are as
 // many bells as the event loops of a large server. A BellMask has a bit for
 // each.
 constexpr int kBells = 64;
@@ -25,7 +25,7 @@ enum : std::uint32_t {
 };
 
 // What a thread polls, and what wakes the thread: a CQ and its completion
-// channel (rdma), or ready bitmaps and a doorbell (shm).
+// channel (rdma), or ready bitmaps and a bell (shm).
 //
 // This order loses no wake-up. A thread calls Arm(), then looks, by Poll and at
 // every lane that is watched directly, then sleeps on fd(). Arm() is a full
@@ -52,8 +52,8 @@ class Poller {
 // channel (rdma). Lanes in plain memory have no source.
 //
 // This order loses no wake-up: Arm(), Drain(), look at the lanes, sleep on
-// fd(). Each drain gives what it finds to the lanes and to the board, whichever
-// thread runs it. So a watcher need not drain itself.
+// fd(). Whichever thread drains, each drain gives what it finds to the lanes
+// and to the board. So a watcher need not drain itself.
 //
 // A source is never destroyed. When its device goes, fd() becomes -1, and the
 // other functions do nothing.
@@ -66,10 +66,10 @@ class Source {
   // watch these. Never blocks: if another thread is draining, that thread does
   // the work.
   virtual void Drain() = 0;
-  // Drain for the thread that has just called Arm, before it sleeps. False:
-  // something has come since the source was armed, and this call has not armed
-  // the source again for that thread alone. The thread looks whether that was
-  // for its lane. If it was not, the thread calls this once more.
+  // Drain for the thread that has just called Arm, before it sleeps. Returns
+  // false if something has come since the source was armed. Then this call has
+  // not armed the source again for that thread alone. The thread looks whether
+  // its lane has something. If not, the thread calls this once more.
   virtual bool DrainToSleep() {
     Drain();
     return true;
@@ -84,8 +84,8 @@ class Source {
   virtual int fd() const = 0;
 };
 
-// The doorbells of a process, for lanes and sources that ring them from within
-// the process.
+// The bells of a process, for lanes and sources that ring them from within the
+// process.
 class Ringer {
  public:
   virtual ~Ringer() = default;

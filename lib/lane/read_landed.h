@@ -14,7 +14,7 @@
 namespace rcsock::lane {
 
 // How a lane reads the messages that have landed in a ring of its own memory.
-// Such a lane befriends this class.  `L` is the lane.  It has these members:
+// The lane makes this class a friend.  `L` is the lane.  It has these members:
 //
 //   rx_                 the current message; a copy of it can look ahead
 //   bool Fill()         takes the next message once rx_ is consumed; returns

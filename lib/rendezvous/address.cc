@@ -35,7 +35,7 @@ bool AddressIn(const nlmsghdr* message, Address* address) {
   for (const rtattr* one = IFA_RTA(what); RTA_OK(one, left);
        one = RTA_NEXT(one, left)) {
     if (RTA_PAYLOAD(one) < size) continue;
-    // A message with both has the far end's address in IFA_ADDRESS.
+    // If a message has both addresses, IFA_ADDRESS is the far end's.
     if (one->rta_type == IFA_LOCAL) {
       found = RTA_DATA(one);
     } else if (one->rta_type == IFA_ADDRESS && found == nullptr) {
@@ -48,7 +48,7 @@ bool AddressIn(const nlmsghdr* message, Address* address) {
   return true;
 }
 
-// Whether the kernel would send to this address from this address, as it does
+// Returns whether the kernel would send from this address to itself, as it does
 // for its own addresses.  Sends nothing.
 bool IsOwnSource(const Address& address) {
   const sockaddr_storage to = ToSockaddr(address, 0, 9);
@@ -145,7 +145,7 @@ Tuple ClientHalf(const Tuple& tuple) {
 
 std::size_t TupleHash::operator()(const Tuple& tuple) const {
   // FNV-1a over all 36 bytes.  A peer that chooses the addresses and ports of
-  // many connections can make collisions.  The tables that use the hash are
+  // many connections can make collisions.  So the tables that use the hash are
   // bounded.
   std::uint64_t hash = 0xcbf29ce484222325u;
   std::uint8_t bytes[sizeof tuple];

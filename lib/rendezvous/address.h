@@ -33,7 +33,7 @@ Tuple MakeTuple(stream::Role role, const Address& local,
                 std::uint16_t peer_port);
 
 // Returns the tuple with the accepting half zero.  Address translation of the
-// destination (DNAT) leaves both ends the connecting half.
+// destination (DNAT) leaves the connecting half equal at both ends.
 Tuple ClientHalf(const Tuple& tuple);
 
 struct TupleHash {
@@ -63,13 +63,13 @@ inline socklen_t SizeOf(const sockaddr_storage& address) {
 bool IsMapped(const Address& address);  // whether it is an IPv4 address
 bool IsLoopback(const Address& address);
 // Puts the scope of a link-local address in the place of zeros.  A host may
-// have one such address on several links, such as VLANs of one device; their
-// results differ.
+// have one link-local address on several links, such as VLANs of one device;
+// the results for these links differ.
 Address Scoped(const Address& address, std::uint32_t scope);
 
-// The addresses of this host, looked up again at most once a second.  Where a
-// filter refuses netlink, the class asks the kernel about each address.
-// systemd's RestrictAddressFamilies= is such a filter.
+// The addresses of this host, looked up again at most once a second.  If a
+// filter refuses netlink, as systemd's RestrictAddressFamilies= does, the class
+// asks the kernel about each address.
 //
 // Uses system calls alone, without libc's getifaddrs.  A handler that has
 // interrupted malloc may call connect() or accept().  A thread with a pending

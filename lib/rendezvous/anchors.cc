@@ -13,7 +13,7 @@ namespace {
 constexpr int kBatch = 64;
 
 // An event taken just before another thread's Unwatch is stale once.  A
-// registration that nobody can remove is stale in every batch.
+// registration that nobody can remove makes a stale event in every batch.
 constexpr int kStaleBatches = 4;
 
 int NewSet() {
@@ -46,8 +46,8 @@ void Anchors::Close() {
 }
 
 void Anchors::CloseInherited() {
-  // If the latch is held, a thread that this process lacks was in the midst of
-  // a change.
+  // If the latch is held, its holder is a thread of the parent that was
+  // changing the set.
   if (!latch_.try_lock()) return;
   for (const auto& [fd, entry] : entries_) {
     if (base::IsInternalFd(fd)) base::CloseRaw(fd);

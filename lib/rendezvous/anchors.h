@@ -22,8 +22,9 @@ class Anchors {
   // Forgets all anchors.  Watch fails from now on.
   void Close();
   // Called in a child of fork.  Closes the anchors that have numbers of
-  // rcsock's own, of connections that the application had closed.  They would
-  // outlive the parent's end here, and the peer would not hear of it.
+  // rcsock's own, of connections that the application had closed.  Otherwise
+  // the child would keep these connections open after the parent's end, and the
+  // peer would not hear of that end.
   void CloseInherited();
   int fd() const { return set_.get(); }
   // False may be out of date at once.
@@ -39,8 +40,8 @@ class Anchors {
   bool Dispatch();
   // Makes a new set.  A descriptor may be closed without Unwatch while a
   // duplicate lives on.  Its registration then reports for ever, and cannot be
-  // removed: its number names another file. fd() changes.  Returns false and
-  // sets errno if it fails: the old set stays.
+  // removed: its number names another file.  fd() changes.  If this fails, it
+  // returns false and sets errno, and the old set stays.
   bool Rebuild();
 
  private:

@@ -18,8 +18,8 @@ constexpr std::ptrdiff_t kMaxOfPeer = 4;
 
 }  // namespace
 
-// What the thread has.  The id outlives the call: running_ keeps it, or it is
-// left to the kernel.
+// What the thread has.  The id outlives the call: running_ keeps the id, or
+// leaves it to the kernel.
 struct BlockingConnects::Call {
   Core* core;
   std::uint64_t number;
@@ -43,7 +43,7 @@ void* BlockingConnects::Thread(void* argument) {
       if (Rdma* rdma = core->rdma()) rdma->connects()->Returned(number, error);
     });
   } catch (...) {
-    // There is no memory: the connection stays in running_.
+    // If there is no memory, the connection stays in running_.
   }
   return nullptr;
 }
@@ -75,7 +75,7 @@ int BlockingConnects::Run(Entry entry) {
   auto call = std::make_unique<Call>(
       Call{core_, number, entry.connection->id(), entry.req,
            entry.connection->Parameters(entry.req.data(), entry.req.size())});
-  // The thread can report only after this turn, when its entry is there.
+  // The thread can report only after this turn, when its entry is in running_.
   const int error = base::StartHelper(&Thread, call.get());
   if (error != 0) return error;
   static_cast<void>(call.release());

@@ -15,11 +15,12 @@ namespace rcsock::rendezvous {
 class Connection;
 class Core;
 
-// Calls rdma_connect where it blocks (ConnectBlocks).  Where a filter swallows
-// the connection, the call lasts for minutes, as long as the kernel tries.  So
-// each call has a thread of its own, which ends with it.  Threads are few, and
-// fewer for each peer, so that a peer behind a filter does not keep others
-// waiting.
+// Calls rdma_connect where it blocks (ConnectBlocks).
+//
+// If a filter swallows the connection, the call lasts for minutes, as long as
+// the kernel tries.  So each call has a thread of its own, which ends with the
+// call.  Threads are few, and fewer for each peer, so that a peer behind a
+// filter does not keep others waiting.
 //
 // Threads: the conductor's.  The helper threads touch nothing of this object:
 // they have copies, and post the result of the call.
@@ -27,8 +28,8 @@ class BlockingConnects {
  public:
   explicit BlockingConnects(Core* core) : core_(core) {}
 
-  // Whether as many calls to that peer hang as there may be, none of them
-  // wanted.
+  // Returns whether as many calls to that peer hang as may be, and nothing
+  // wants any of them.
   bool Stuck(const Address& peer) const;
   // Calls rdma_connect, sooner or later, and then ConnectReturned.  Keeps the
   // connection until then: the kernel is at work on its id.  Returns 0 or an

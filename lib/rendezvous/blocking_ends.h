@@ -11,9 +11,9 @@ class Connection;
 class Core;
 
 // Connections whose device went during an iWARP handshake.  A thread that
-// destroys such an id, or its QP, waits in the kernel for the handshake's end,
-// which nothing reports any more.  So one helper thread destroys all such
-// connections, and ends.
+// destroys the id of such a connection, or its QP, waits in the kernel for the
+// handshake's end, which nothing reports any more.  So one helper thread
+// destroys all of these connections, and ends.
 //
 // Threads: the conductor's.  While the helper thread runs, it alone uses its
 // connections.  It posts when it has finished.

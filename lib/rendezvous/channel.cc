@@ -34,7 +34,7 @@ constexpr int kReadBatch = 32;
 constexpr std::size_t kMaxQueued = 8192;
 constexpr std::chrono::seconds kStuckLimit{5};
 
-// Returns the peer's uid as of the moment when the peer connected.
+// Returns the uid that the peer had when it connected.
 uid_t PeerUid(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -59,7 +59,7 @@ Channel::Channel(Core* core, base::PeerSocket fd, bool accepted)
   const long r = ::syscall(accepted ? SYS_getpeername : SYS_getsockname,
                            fd_.get(), address, &length);
   constexpr socklen_t kPath = offsetof(sockaddr_un, sun_path);
-  // A path proves nothing: it can be unlinked and bound again.
+  // A path proves nothing: the file can be unlinked and the path bound again.
   if (r != 0 || length <= kPath || length > sizeof name ||
       name.sun_path[0] != '\0') {
     return;
@@ -138,7 +138,7 @@ void Channel::Take(int turns) {
     Packet packet;
     switch (Receive(fd_.get(), &packet)) {
       case Received::kPacket:
-        // Without an owner the packet is dropped with its descriptors.
+        // If there is no owner, the packet is dropped with its descriptors.
         if (auto owner = owner_.lock()) owner->OnPacket(packet);
         continue;
       case Received::kNothing:
@@ -159,7 +159,7 @@ void Channel::Send(const void* bytes, std::size_t length, const int* fds,
   if (queue_.empty()) {
     const int r = SendPacket(fd_.get(), bytes, length, fds, fd_count);
     // A peer that has gone may have left something to read.  OnReadable finds
-    // the end behind that.
+    // the end after that.
     if (r == 0 || r == -EPIPE || r == -ECONNRESET) return;
     if (r != -EAGAIN && r != -ENOBUFS) return End(base::Reason::kPeerGone);
   }

@@ -41,7 +41,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
 
   bool Start();
   // Hands the packets that have come to the owner, at most `turns` turns'
-  // worth.  Four turns take all that a peer can send of its unanswered streams.
+  // worth.  Four turns take all that a peer can send for its unanswered
+  // streams.
   void Take(int turns = 1);
   void SetOwner(std::weak_ptr<ChannelOwner> owner) { owner_ = owner; }
   // Sends the message, or queues a bounded amount.  A peer that does not read
@@ -53,8 +54,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
             int fd_count = 0) {
     Send(static_cast<const void*>(&message), sizeof message, fds, fd_count);
   }
-  // Until it is closed, the two ends of the link ring each other by this socket
-  // (RUNG).
+  // Until the channel is closed, the two ends of the link ring each other by
+  // this socket (RUNG).
   void Lend(std::shared_ptr<lane::shm::Link> link);
   void Close();
   bool closed() const { return !fd_.ok(); }
@@ -65,8 +66,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // kNoUid for a peer that was met in the meeting directory: each container
   // gives its users numbers of its own.
   uid_t peer_uid() const { return far_ ? base::kNoUid : peer_uid_; }
-  // The two ends have met in the meeting directory.  A process between two
-  // namespaces can have one name in both, unless the namespace is part of it.
+  // Notes that the two ends have met in the meeting directory.  A process
+  // between two namespaces can have one name in both, unless the name includes
+  // the namespace.
   void SetFar() {
     far_ = true;
     if (!space_known_) name_length_ = 0;
@@ -77,8 +79,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::uint32_t peer_thread() const { return peer_thread_; }
   void set_peer_thread(std::uint32_t thread) { peer_thread_ = thread; }
   // Returns the name that the connecting end's socket is bound to.  The kernel
-  // gives it to no other socket meanwhile, so no two channels share a name.
-  // Both ends know it.  Empty: the connecting end has bound none.
+  // gives the name to no other socket meanwhile, so no two channels share a
+  // name.  Both ends know the name.  Empty: the connecting end has bound none.
   std::span<const std::uint8_t> name() const { return {name_, name_length_}; }
 
  private:
@@ -92,8 +94,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void Flush();
   void WaitWritable();
   void OnStuck() { End(base::Reason::kTimeout); }
-  // Closes, and tells the owner in a later turn, because the caller may be the
-  // owner.
+  // Closes, and tells the owner in a later turn: the caller may be the owner.
   void End(base::Reason reason);
 
   Core* core_;

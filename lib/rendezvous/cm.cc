@@ -19,9 +19,10 @@ using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 constexpr int kEventsPerTurn = 64;
-// A lane has receives for all that its peer may send.  So a peer that finds
-// none has a broken end before it.  At 20 ms for each try (verbs::SetRnrTimer),
-// the peer gives that end up after 120 ms.  The stream goes on over TCP.
+// A lane has receives for all that its peer may send.  So if a send finds no
+// receive, the end that should have posted it is broken.  At 20 ms for each try
+// (verbs::SetRnrTimer), the sender gives that end up after 120 ms.  The stream
+// goes on over TCP.
 constexpr std::uint8_t kRnrRetries = 6;
 
 // Names the address in the place of a device.  There is no device yet.
@@ -99,8 +100,8 @@ void Cm::Wait() {
                             Step step(self->core_);
                             if (self->descriptor_ == nullptr) return;
                             self->OnReadable();
-                            // To wait looks at the descriptor anew, so what a
-                            // full turn has left brings this back.
+                            // A wait looks at the descriptor anew, so what a
+                            // full turn has left comes back here.
                             if (self->descriptor_ != nullptr) self->Wait();
                           });
 }
@@ -144,7 +145,7 @@ rdma_conn_param ConnectParameters(const void* data, std::size_t length,
   rdma_conn_param parameters{};
   parameters.private_data = data;
   parameters.private_data_len = static_cast<std::uint8_t>(length);
-  // No atomics are used. iWARP devices want one of each.
+  // rcsock uses no atomics, but iWARP devices want one of each.
   parameters.responder_resources = 1;
   parameters.initiator_depth = 1;
   parameters.retry_count = retries;

@@ -66,8 +66,8 @@ class Cm : public std::enable_shared_from_this<Cm> {
 };
 
 // Returns the parameters of an rdma_connect or rdma_accept with private data.
-// `retries` says how often the lanes of both ends send again.  Both follow the
-// connecting end; nothing reads the accepting end's value.
+// `retries` says how often the lanes of both ends send again.  Both ends take
+// the connecting end's value; nothing reads the accepting end's.
 rdma_conn_param ConnectParameters(const void* data, std::size_t length,
                                   std::uint8_t retries);
 

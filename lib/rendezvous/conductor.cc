@@ -39,7 +39,8 @@ constinit thread_local Core* tls_forked = nullptr;  // held since ForkPrepare
 // A process without room for a thread or descriptors does not try again for
 // each of its streams.
 constexpr std::uint64_t kRetryNs = 1'000'000'000;
-// Generous for what runs on this stack, small where stacks are accounted for.
+// Generous for what runs on this stack, and small for systems that account for
+// stacks.
 constexpr std::size_t kStackSize = 1 << 20;
 
 void* ThreadMain(void* argument) {
@@ -91,8 +92,8 @@ Conductor::Conductor() : core_(new Core(this)) {}
 Conductor* Conductor::Get(base::Reason* why) {
   *why = base::Reason::kNoThread;
   if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
-  // Does not wait for a Stop: that waits for the conductor, which may wait for
-  // a latch of this caller.
+  // Does not wait for a Stop: a Stop waits for the conductor, which may wait
+  // for a latch of this caller.
   if (g_stopping.load(std::memory_order_acquire)) return nullptr;
   base::LatchGuard lock(g_latch);
   if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);

@@ -35,7 +35,7 @@ Connection::~Connection() {
   if (lane_ != nullptr) {
     if (Rdma* rdma = core_->rdma()) rdma->Remove(this);
   }
-  // The lane's end of the QP goes first.  Then the peer may know.
+  // The lane's end of the QP goes first.  Then the peer may learn of the end.
   held_.reset();
   if (connected_) verbs::calls.rdma_disconnect(id_.get());
   id_.reset();
@@ -99,7 +99,7 @@ void Connection::SetId(verbs::Id id) {
 
 rdma_conn_param Connection::Parameters(const void* data,
                                        std::size_t length) const {
-  // Soft-RoCE takes 7 for "without end", as all devices do for RNR.
+  // Soft-RoCE takes 7 for "without end".  For RNR all devices do.
   constexpr std::uint8_t kMostOfRxe = 6;
   std::uint8_t retries = fabric_.retries;
   if (retries > kMostOfRxe && IsRxe(id_->verbs)) retries = kMostOfRxe;
@@ -132,7 +132,7 @@ bool Connection::MakeLane(int bell, void* cookie, base::Reason* why) {
 void Connection::ConnectReturned(int error) {
   const auto keep = shared_from_this();
   if (error == 0) {
-    // An event is still to come, or has come.
+    // An event has yet to come, or has come.
     if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
     return;
   }
@@ -181,7 +181,8 @@ void Connection::OnCm(const CmEvent& event) {
       if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
       return;
     case RDMA_CM_EVENT_ADDR_CHANGE:
-      // This end's hardware address has moved: a bond has failed over.
+      // The event says that this end's hardware address has moved: a bond has
+      // failed over.
       return Lost(base::Reason::kDeviceLost);
     case RDMA_CM_EVENT_ESTABLISHED:
       established_ = true;
@@ -199,7 +200,7 @@ void Connection::OnCm(const CmEvent& event) {
     default:
       break;
   }
-  // Any event but these two steps ends a handshake.
+  // Only these two steps go on with a handshake.  Any other event ends it.
   if (event.type != RDMA_CM_EVENT_ADDR_RESOLVED &&
       event.type != RDMA_CM_EVENT_ROUTE_RESOLVED) {
     handshake_ = false;

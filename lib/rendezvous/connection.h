@@ -53,8 +53,8 @@ class Connection : public CmOwner,
   bool gone() const { return gone_; }
   // The lane has been given back, and nothing uses the connection any more.
   // Returns true if the device has still to report LAST_WQE_REACHED.  The QP is
-  // then in error and the peer is told.  The caller should destroy the
-  // connection after the report.
+  // in error then, and the peer knows.  The caller should destroy the
+  // connection after that report.
   bool LeaveLane();
   void LastWqeReached();
   // The report of LAST_WQE_REACHED did not come in time.
@@ -65,9 +65,9 @@ class Connection : public CmOwner,
   void End();
   // The meeting is over.
   void LeaveMeeting() { meeting_ = nullptr; }
-  // Returns the lane to the stream that has it from now on.
+  // Returns the lane to the stream that owns it from now on.
   std::unique_ptr<lane::Lane> Deliver(std::shared_ptr<Seeker> seeker);
-  // Called after the stream has said where its completions are to go.
+  // Called after the stream has said where the lane's completions are to go.
   void StopDraining();
   // The stream has returned the lane.  Any thread may call this, before the
   // destructor.

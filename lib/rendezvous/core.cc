@@ -138,8 +138,8 @@ bool Core::SetUp() {
 }
 
 bool Core::SharedMemoryIsSpent() {
-  // Any limit exceeds this.  Most processes stay below it, and never ask for
-  // their limit, which takes some files to read.
+  // Any limit exceeds this number.  Most processes stay below it, and never ask
+  // for their limit, which means reading some files.
   constexpr std::uint64_t kLittle = 4 << 20;
   const std::uint64_t configured = base::GetConfig().max_shared;
   const std::uint64_t total = lane::shm::Touched::Total();
@@ -152,7 +152,8 @@ bool Core::SharedMemoryIsSpent() {
 void Core::TearDown() {
   Step hold(this);
   std::vector<std::shared_ptr<Session>> sessions;
-  // Destroyed without the latch: what they hold may call CancelTimer.
+  // Destroyed without the latch: the functions may hold objects that call
+  // CancelTimer.
   Tasks tasks;
   Handler handler;
   {
@@ -318,8 +319,8 @@ void Core::LookAtHurried() {
   for (const auto& link : hurried) link->Look();
 }
 
-// From its adoption until it has its lane, a stream is heard of by the
-// conductors alone. So what is due for others must not keep it waiting.
+// From its adoption until it has its lane, a stream gets news by the conductors
+// alone.  So work for others must not keep the stream waiting.
 void Core::ServeStreams() {
   if (!anchors.Any() && hurry_until_ns_.load(std::memory_order_relaxed) == 0) {
     return;
@@ -442,8 +443,8 @@ void Core::RemoveLink(PeerLink* link) {
 
 void Core::LookAtSelf() {
   step.AssertHeld();
-  // The answer to what a link takes is taken in turn, and not from within: the
-  // stack may be a small one.
+  // A link's answer to a packet is taken in another turn, and not from within
+  // this one: the stack may be a small one.
   if (at_self_) return;
   struct Under {
     explicit Under(bool* way) : way_(way) { *way_ = true; }

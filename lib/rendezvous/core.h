@@ -35,10 +35,10 @@ class PeerLink;
 class Rdma;
 class Session;
 
-// The state of the one background thread, which Conductor hides.  A core is
-// never destroyed: any thread may use a raw Conductor pointer when the
-// conductor stops.  A stop gives back what costs something, such as descriptors
-// and links.
+// The state of the background thread, which Conductor hides.  A core is never
+// destroyed: any thread may use a raw Conductor pointer when the conductor
+// stops.  A stop gives back what costs something, such as descriptors and
+// links.
 //
 // Threads: any thread may use what is marked (any), under its latch.
 // Everything else belongs to a Step, of the conductor thread or of a thread
@@ -68,7 +68,7 @@ class Core {
   // Rings those of these bells that are armed.
   void RingBells(lane::BellMask which);
   // Takes what this process has just sent itself over its own link: the
-  // message, its answer, and the message that follows.
+  // message, the answer, and the message after that.
   void LookAtSelf();
   std::uint32_t NextEpoch();
   bool RandomBytes(void* to, std::size_t length);
@@ -127,7 +127,7 @@ class Core {
   std::vector<std::shared_ptr<lane::shm::Link>> Links();
   void ForgetSeeker(const Seeker* seeker, const Session* session);
 
-  // Returns a descriptor of what this process tells of itself, or -1.
+  // Returns a descriptor of this process's answer to `rcsock stat`, or -1.
   int Inspect() const {
     int (*inspector)() = inspector_.load(std::memory_order_acquire);
     return inspector == nullptr ? -1 : inspector();
@@ -140,7 +140,7 @@ class Core {
   // table_latch_, so that none posts to an io_context that has gone.
   std::optional<boost::asio::io_context> io_holder{std::in_place, 1};
   boost::asio::io_context& io = *io_holder;
-  // Held in each turn of the conductor.  Its holder sees nothing mid-way.
+  // Held in each turn of the conductor.  Its holder sees no half-done change.
   base::ProcessLatch step{base::ProcessLatchOf::kConductor};
   Uuid uuid{};
   // The bells and the board last as long as the process: pollers outlive a
@@ -181,12 +181,13 @@ class Core {
   void WaitAnchors();
   void ServeStreams();
   void LookAtHurried();
-  // Returns true if it has ended a wait for them.
+  // Returns true if this has ended a wait for the anchors.
   bool DispatchAnchors();
   void NoteAsioFds();
-  // Ends links in vain.  A process of our own uid, or of a named user, may
-  // begin links and never prove that it has a connection.  Each new link ends
-  // those that have waited for ten seconds, and the oldest of too many.
+  // Ends links that never carry a lane.  A process of our own uid, or of a
+  // named user, may begin links and never prove that it has a connection.  Each
+  // new link ends those that have waited for ten seconds, and the oldest of too
+  // many.
   void EndVainLinks();
   void ReturnRdmaLane(std::unique_ptr<lane::Lane> lane);
   template <typename Task>

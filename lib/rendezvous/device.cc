@@ -76,8 +76,8 @@ void LogError(const verbs::Error& error) {
              std::strerror(error.code));
 }
 
-// A stream has put something off, in order to send it with more.  It must not
-// wait for ever for a thread of the program to come by.
+// A stream has put off a send, in order to send it with more.  The send must
+// not wait for ever for a thread of the program to come by.
 static void OnPutOff(void* arg) {
   auto* core = static_cast<Core*>(arg);  // a core is never destroyed
   try {
@@ -85,7 +85,7 @@ static void OnPutOff(void* arg) {
       if (Rdma* rdma = core->rdma()) rdma->FlushSoon();
     });
   } catch (const std::bad_alloc&) {
-    // It waits for the next thread that looks or sleeps.
+    // The sends wait for the next thread that looks or sleeps.
   }
 }
 
@@ -182,8 +182,8 @@ void Device::Lose() {
 
 void Device::OnCm(const CmEvent& event) {
   // The keeper's own address may move to another device (ADDR_CHANGE).  The
-  // keeper stays bound to this device.  It only keeps the context, and hears
-  // that the device goes.
+  // keeper stays bound to this device.  It only keeps the context open, and
+  // gets the event that the device goes.
   if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) Lose();
 }
 
@@ -210,7 +210,7 @@ bool Device::OnAsync() {
     // The QP of an event cannot be destroyed before the event is acknowledged.
     const std::uint32_t qp_num =
         IsOfQp(event.event_type) ? event.element.qp->qp_num : 0;
-    // Nor can the SRQ of this event.
+    // The SRQ of an event cannot be destroyed before that, either.
     if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
       domain_->OnSrqLimit(event.element.srq);
     }

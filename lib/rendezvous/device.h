@@ -45,15 +45,15 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   // Handles asynchronous events, up to a bound.  Returns true if there may be
   // more.
   bool OnAsync();
-  // A lane has put something off.  Sends it within Pace::flush_us.
+  // A lane has put off a send.  Sends it within Pace::flush_us.
   void FlushSoon();
 
  private:
   static constexpr int kInVain = 3;
 
   void WaitAsync();
-  // Handles an event that has been acknowledged.  `qp_num`: its QP's, if it is
-  // about a QP.
+  // Handles an event that has been acknowledged.  `qp_num`: the QP's number, if
+  // the event is about a QP.
   void OnEvent(const ibv_async_event& event, std::uint32_t qp_num, Rdma* rdma);
   void Flush();
 

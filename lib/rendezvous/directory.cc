@@ -28,8 +28,8 @@ constexpr int kNameBacklog = 64;
 constexpr std::size_t kMaxMembers = 1024;
 constexpr std::uint64_t kMomentNs = 1'000'000'000;
 constexpr std::size_t kMaxElsewhere = 1 << 18;
-// The port's holder may be about to open its name, or be ending.  The pause is
-// 1 ms, then twice as long each time, a second at most.
+// The port's holder may be about to open its name, or about to end.  The pause
+// is 1 ms, then twice as long each time, a second at most.
 constexpr int kMaxDoublings = 10;
 // A server's next connection comes to its old port.  A port made for a single
 // connection is never used again.
@@ -87,8 +87,8 @@ void Listener::OnCm(const CmEvent& event) {
     return rdma_->LoseDevice(event.id->verbs);  // and this with it
   }
   if (event.type == RDMA_CM_EVENT_ADDR_CHANGE && event.id == id_.get()) {
-    // A bond has failed over.  This id still has the old hardware address, or
-    // the old device.
+    // A bond has failed over.  The old id still has the old hardware address,
+    // or the old device.
     stale_ = true;
     return rdma_->AddressesMayHaveMoved();
   }
@@ -238,7 +238,8 @@ void Directory::ListenAnew() {
   RCSOCK_LOG(1, "RDMA port %u was no longer listened to", port_);
   listener_.reset();
   if (Listen()) return;
-  // Another process has the port, and may take in what this one knows.
+  // Another process has the port.  Its directory may take in what this one
+  // knows.
   LetGo();
   state_ = State::kIdle;
   Try();
@@ -347,7 +348,7 @@ bool Directory::TryJoin() {
 }
 
 void Directory::OnPacket(Packet& /*packet*/) {
-  // An owner says nothing, so the peer is no owner.
+  // An owner sends nothing, so the peer is no owner.
   channel_->Close();
   OnChannelEnd(base::Reason::kProtocol);
 }
@@ -355,9 +356,9 @@ void Directory::OnPacket(Packet& /*packet*/) {
 void Directory::OnChannelEnd(base::Reason /*reason*/) {
   channel_.reset();
   state_ = State::kIdle;
-  // All members try at this moment.  A process that finds nothing waits longer
-  // each time.  So does a process that was a member for a moment only: the
-  // owner has no place for it.
+  // All members try at this moment.  A process that does not get the port waits
+  // longer each time.  So does a process that was a member for a moment only:
+  // the owner has no place for it.
   if (joined_ns_ + kMomentNs > base::NowNs()) {
     if (!timer_runs_ && !waiting_.empty()) TryAgain();
     return;

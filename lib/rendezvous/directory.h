@@ -35,9 +35,9 @@ class Listener : public CmOwner {
   std::uint32_t scope() const { return scope_; }
   const rdma_cm_id* id() const { return id_.get(); }
   ibv_context* context() const { return id_->verbs; }
-  // Whether the kernel no longer listens. siw and erdma end a listener without
-  // a word when a connection ends before they have accepted it.  Programs that
-  // look for open ports make such connections.
+  // Returns whether the kernel no longer listens.  siw and erdma end a listener
+  // without a report when a connection ends before they have accepted it.
+  // Programs that look for open ports make such short connections.
   bool Deaf() const;
   // The address has moved or has gone, so a new listener is needed.
   void SetStale() { stale_ = true; }
@@ -83,15 +83,15 @@ class Directory : public ChannelOwner,
   void Asked() { MayBeIdle(); }
   // A process of another user holds the port: no peer finds this process.
   bool foreign() const { return state_ == State::kForeign; }
-  // This process holds the port.
+  // Returns whether this process holds the port.
   bool owner() const { return state_ == State::kOwner; }
-  // Listens anew if this process owns the port, and its listener hears nobody.
+  // If this process owns the port, and its listener hears nobody, listens anew.
   void MendHearing();
   // The owner's listener, or null.
   Listener* listener() const { return listener_.get(); }
   // Makes the owner listen again at its port, where its address leads now.
   void ListenAnew();
-  // This process has registered with the owner.
+  // Returns whether this process has registered with the owner.
   bool member() const { return state_ == State::kMember; }
 
   void OnPacket(Packet& packet) override;

@@ -15,7 +15,8 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// Readers that wait while the conductor is busy.  One more has to come again.
+// Clients that may wait while the conductor is busy.  One more has to come
+// again.
 constexpr int kBacklog = 8;
 
 socklen_t InspectionName(const Uuid& uuid, sockaddr_un* name) {

@@ -46,7 +46,7 @@ void LaneEnds::OnTimer() {
   if (due()) LookForReports();
   if (due()) {
     RCSOCK_LOG(1, "rdma: a QP in error, and no LAST_WQE_REACHED for it");
-    // Once for all of a turn: they may have one reason.
+    // Once for all lanes of a turn: they may have one cause.
     waiting_.front().connection->NotReported();
   }
   while (due()) waiting_.pop_front();

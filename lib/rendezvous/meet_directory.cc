@@ -27,7 +27,7 @@ namespace {
 constexpr char kPrefix[] = "rcsock-1-";
 constexpr char kUnfinished[] = "rcsock-1-new-";
 constexpr std::uint64_t kSweepNs = 60'000'000'000;
-// How long it stays known of which kind a mount is.
+// How long the kind of a mount is remembered.
 constexpr std::uint64_t kMountsNs = 10'000'000'000;
 // The most bytes that are read of a list of mounts, and the longest line.
 constexpr std::size_t kMostMounts = 4 << 20;
@@ -49,8 +49,8 @@ Name NameOf(const Tuple& half, int place) {
   return name;
 }
 
-// Returns whether the kernel itself answers for a file system.  Another host or
-// a process answers for the others, when it likes.
+// Returns whether the kernel itself answers for a file system.  For the others
+// another host or a process answers, when it likes.
 bool IsLocal(std::string_view type) {
   constexpr std::string_view kLocal[] = {
       "tmpfs", "ext4", "xfs",   "btrfs", "overlay",  "ext2",
@@ -89,8 +89,8 @@ bool MountIsLocal(std::uint64_t mount) {
   return local;
 }
 
-// Returns the number of the folder's mount, or 0.  For this some file systems
-// ask their server in statx, whatever its flags (9p).
+// Returns the number of the folder's mount, or 0.  Some file systems ask their
+// server in statx, whatever its flags (9p).
 std::uint64_t MountOf(int folder) {
   char name[48];
   std::snprintf(name, sizeof name, "/proc/thread-self/fdinfo/%d", folder);
@@ -135,8 +135,9 @@ base::UniqueFd Open() {
   return folder;
 }
 
-// An address that leads to `name` in the folder, or to the file itself.  So
-// neither the length of the directory's path nor a symbolic link counts.
+// Returns an address that leads to `name` in the folder, or to the file itself.
+// The address goes by the descriptor.  So it fits however long the directory's
+// path is, and no symbolic link in the path counts.
 sockaddr_un AddressOf(int fd, const char* name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -167,8 +168,9 @@ int ConnectTo(int fd, int found) {
   return ::syscall(SYS_connect, fd, &address, sizeof address) == 0 ? 0 : -errno;
 }
 
-// Whether the name leads to no socket of a live process.  A socket of another
-// type disturbs no listener: the kernel refuses it in another way.
+// Returns whether the name leads to no socket of a live process.  The call
+// comes from a socket of another type, which disturbs no listener: the kernel
+// refuses it with another error.
 bool IsDead(int folder, const char* name) {
   const base::UniqueFd found = FindIn(folder, name);
   if (!found.ok()) return errno == ECONNREFUSED;
@@ -179,7 +181,7 @@ bool IsDead(int folder, const char* name) {
 }
 
 // Lets all users call the socket.  Others may have put a symbolic link in its
-// place, so no name is followed but that of a descriptor.
+// place, so only the name of a descriptor is followed.
 bool OpenToAll(int folder, const char* name) {
   const base::UniqueFd found = FindIn(folder, name);
   if (!found.ok()) return false;
@@ -247,7 +249,7 @@ int Publish(int fd, const Tuple& half, int backlog) {
                 count++);
   const sockaddr_un address = AddressOf(folder.get(), unfinished.text);
   if (::syscall(SYS_bind, fd, &address, sizeof address) != 0) return -errno;
-  // A process of another user calls here, whatever this one's umask is.
+  // A process of another user calls here, whatever umask this process has.
   int result = -EACCES;
   if (!OpenToAll(folder.get(), unfinished.text) ||
       ::syscall(SYS_listen, fd, backlog) != 0) {

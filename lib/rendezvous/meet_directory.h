@@ -4,14 +4,14 @@
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/rendezvous.h"
 
-// The directory of RCSOCK_MEET_DIR, in which the ends of a connection meet that
-// are in two network namespaces.  The connecting end listens there, and the
+// The directory of RCSOCK_MEET_DIR, in which two ends meet whose connection
+// joins two network namespaces.  The connecting end listens there, and the
 // accepting end calls.  Others may write to the directory, and nothing in it is
 // trusted.  No function lists more than a bounded part of it.
 namespace rcsock::rendezvous::meet_directory {
 
-// The names that one connecting half has.  A connection of another network may
-// have the same half, and others may take a name.
+// The most names for one connecting half.  A connection of another network may
+// have an equal half, and others may take a name.
 constexpr int kPlaces = 4;
 
 // Whether the configuration names a directory.

@@ -15,9 +15,9 @@ namespace rcsock::rendezvous {
 
 class Core;
 
-// Listens at an AF_UNIX name for as long as this process likes.  While there is
-// no descriptor for a visitor, the visitor waits in the kernel's queue.  The
-// listener looks at the queue ten times a second then.
+// Listens at an AF_UNIX name for as long as this process likes.  If there is no
+// descriptor for a visitor, the visitor waits in the kernel's queue.  The
+// listener then looks at the queue ten times a second.
 //
 // Threads: only within a turn of the conductor.
 class NameListener : public std::enable_shared_from_this<NameListener> {
@@ -29,7 +29,8 @@ class NameListener : public std::enable_shared_from_this<NameListener> {
                                             socklen_t length, int backlog,
                                             Visitor visitor);
   NameListener(Core* core, base::PeerSocket fd, Visitor visitor);
-  // The maker of the listener closes it.  The visitor is not called any more.
+  // The object that made the listener closes it.  The listener calls its
+  // visitor function no more.
   void Close();
   int fd() const { return fd_.get(); }
 

@@ -21,7 +21,8 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// An entry has the address, and above it the second of its look and the place.
+// An entry has the address, and above the address the second of the look and
+// the place.
 constexpr std::size_t kKnown = 64;
 constexpr std::uint64_t kSeconds = 10;
 constinit std::atomic<std::uint64_t> known[kKnown]{};

@@ -7,8 +7,8 @@
 
 namespace rcsock::rendezvous {
 
-// Where a peer of another address may be, as the routes of this network
-// namespace tell.
+// Where a peer of another address may be, by the routes of this network
+// namespace.
 enum class Place : std::uint8_t {
   kUnknown,  // the routes tell nothing
   kBeside,   // it is reached without a gateway, over a virtual interface

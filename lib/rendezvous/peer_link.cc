@@ -27,13 +27,13 @@ constexpr std::chrono::seconds kAckLimit{2};
 // Side 0 offers no more while so many are unanswered: a peer that does not come
 // to answer must not be flooded.
 constexpr int kMostUnanswered = 32;
-// An adopted stream without a lane waits for the conductors' work on all others
-// that are as far. So few are under way at once, and the others go on over TCP.
-// Of many that wait, each kPerOpening let one more begin.
+// An adopted stream without a lane waits until the conductors have worked on
+// all others that are as far.  So few are under way at once, and the others go
+// on over TCP.  Of many that wait, each kPerOpening let one more begin.
 constexpr std::size_t kMostOpenings = 4;
 constexpr std::size_t kPerOpening = 32;
-// A stream whose peer leaves no gap to adopt it keeps the others waiting for no
-// longer.
+// A stream whose peer leaves no gap for the adoption keeps the others waiting
+// for no longer than this.
 constexpr std::chrono::milliseconds kOpeningTime{2};
 // A number that has been free for so long will hardly be used again at once.
 // Its memory is given back.
@@ -49,8 +49,8 @@ struct Trim {
 };
 
 // Runs in a thread of its own.  The peer maps this memory, too, and can hold up
-// the kernel where it frees the memory.  Such a peer keeps only its own numbers
-// out of use.
+// the kernel where it frees the memory.  If the peer does, it keeps only its
+// own numbers out of use.
 void* TrimAll(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock-trim");
   base::tls_internal = true;
@@ -326,7 +326,7 @@ Proof PeerLink::Prove(const Session& session, const Claimed& claimed,
                                                        : Proof::kNone;
   }
   // The channel has no name, so the nonces are not bound to it (BoundTo).  A
-  // process that was shown the token could hand them on as well.
+  // process that has seen the token could hand the nonces on as well.
   return claimed.token == other && !name().empty() ? Proof::kToken
                                                    : Proof::kNone;
 }
@@ -450,7 +450,7 @@ void PeerLink::Die(base::Reason reason) {
 void PeerLink::OnPacket(Packet& packet) {
   if (dead_) return;
   if (!Handle(packet)) return Die(base::Reason::kProtocol);
-  // After any message, since it may stand for a RUNG that found no room.
+  // After any message: a RUNG may have found no room in the socket.
   core_->RingBells(link_->TakeRung());
 }
 

@@ -43,7 +43,8 @@ class PeerLink : public ChannelOwner,
            std::shared_ptr<lane::shm::Link> link);
 
   const Uuid& uuid() const { return uuid_; }
-  // Returns the uid that the kernel reports.  The uuid is the peer's own word.
+  // Returns the uid that the kernel reports.  The uuid is what the peer says of
+  // itself.
   uid_t uid() const { return channel_->peer_uid(); }
   // Whether the peer has this process's uid.  A peer of another uid may claim
   // streams that it does not have.
@@ -54,7 +55,7 @@ class PeerLink : public ChannelOwner,
   // it, fill it or make it blocking.  So it can hold up threads that sleep on
   // the eventfd or ring it.  A peer of our own uid could do as much by a
   // signal.  Any other peer gets no eventfd, and this process does not write to
-  // the peer's.
+  // the eventfds of that peer.
   bool SharesBells() const { return OwnUid(); }
   // Whether the two processes have met in the meeting directory.
   bool far() const { return channel_->far(); }
@@ -67,16 +68,16 @@ class PeerLink : public ChannelOwner,
   // Side 1: names the session on whose channel the link came.  That session
   // fails with the link.
   void SetFounder(std::weak_ptr<Session> founder) { founder_ = founder; }
-  // Side 0: gives the session a stream number and sends OPEN. That is at once,
-  // or when the link is up and fewer other streams are under way.
+  // Side 0: gives the session a stream number and sends OPEN, at once, or when
+  // the link is up and fewer other streams are under way.
   void Open(const std::shared_ptr<Session>& session);
   // Side 0: offers a stream number to a peer that the session has not met.  The
   // peer may take its time.  Returns false if the link is not up, or if the
   // peer is behind with its answers.
   bool Offer(const std::shared_ptr<Session>& session);
   // Side 1: HasOffer returns whether the peer has offered this tuple.
-  // TakeOffer answers that offer.  It returns false if there is none, or if the
-  // peer is not the session's.
+  // TakeOffer answers that offer.  TakeOffer returns false if there is none, or
+  // if the offer is not of the session's peer.
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
   bool TakeOffer(const std::shared_ptr<Session>& session);
   // Takes the packets that have come, without waiting for the conductor's turn.
@@ -92,7 +93,7 @@ class PeerLink : public ChannelOwner,
   // Whether a stream has had a lane of this link.
   bool delivered() const { return delivered_; }
   std::chrono::steady_clock::time_point begun() const { return begun_; }
-  // This side has let go of the stream.  Sends CLOSED.
+  // Notes that this side has let go of the stream.  Sends CLOSED.
   void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
   void AnnounceBell(int k);
   void Die(base::Reason reason);
@@ -105,12 +106,12 @@ class PeerLink : public ChannelOwner,
  private:
   struct Slot {
     std::uint32_t epoch = 0;
-    bool ours = false;    // this side has sent neither CLOSED nor REJECT
-    bool theirs = false;  // the peer has sent neither
+    bool ours = false;    // this side has yet to send CLOSED or REJECT
+    bool theirs = false;  // the peer has yet to send CLOSED or REJECT
     bool answered = false;
     std::weak_ptr<Session> session;
     // Set from Delivered until the lane is returned or the link dies.  The
-    // pointer may be the only one to what it shares.
+    // pointer may be the only owner of the memory that it shares.
     std::shared_ptr<Seeker> seeker;
     bool used() const { return ours || theirs; }
   };

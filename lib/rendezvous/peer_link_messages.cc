@@ -148,7 +148,7 @@ bool PeerLink::HasOffer(const Tuple& tuple, stream::Role role) const {
 }
 
 bool PeerLink::TakeOffer(const std::shared_ptr<Session>& session) {
-  // Takes the last offer: the peer is taking back any other.
+  // Takes the last offer: the peer is taking back all others.
   const auto it =
       std::find_if(held_.rbegin(), held_.rend(), [&session](const Held& h) {
         return h.role == session->role() && h.tuple == session->tuple();
@@ -179,7 +179,8 @@ bool PeerLink::HandleOpened(Packet& packet) {
   if (slot == nullptr || slot->answered) return false;
   slot->answered = true;
   --unanswered_;
-  // If there is no session, it was given up.  Our CLOSED is on its way.
+  // If there is no session, this end has given it up.  Its CLOSED is on its
+  // way.
   if (auto session = slot->session.lock()) {
     const int index = static_cast<int>(message.index);
     const Proof proof = Prove(*session, claimed, true);

@@ -37,9 +37,10 @@ std::uint32_t InodeOfLink(int folder, const char* name) {
   return end.ec == std::errc() && link.starts_with(']') ? inode : 0;
 }
 
-// Whether the kernel lets this process read a link in the folder.  For a
-// process of another user namespace it may list the numbers only.  Nearly every
-// process has one of the first numbers.  To list them takes much longer.
+// Returns whether the kernel lets this process read a link in the folder.  For
+// a process of another user namespace the kernel may list the numbers only.
+// Nearly every process has one of the first numbers.  To list them takes much
+// longer.
 bool Readable(int folder) {
   for (int number = 0; number < 256; ++number) {
     char name[8];
@@ -67,9 +68,9 @@ base::UniqueFd OpenFolder(const char* path) {
   return folder;
 }
 
-// Whether the process lives now that its folder is open.  Otherwise its number
-// may be that of another process by now.  True where the kernel does not tell,
-// before Linux 6.5.
+// Returns whether the process lives now that its folder is open.  If it has
+// ended, its number may be that of another process.  Returns true before Linux
+// 6.5, where the kernel does not say.
 bool StillLives(int channel) {
   const base::UniqueFd process(base::OpenHigh([channel] {
     int pidfd = -1;

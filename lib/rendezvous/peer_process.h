@@ -14,11 +14,11 @@ namespace rcsock::rendezvous {
 class PeerProcess {
  public:
   // `channel` is connected with the process.  `thread` is the number of one of
-  // its threads, as the process reports it.  The first thread does not do: it
-  // may have ended, and has no descriptors then.
+  // its threads, as the process reports it.  The number of the first thread
+  // does not do: that thread may have ended, and has no descriptors then.
   PeerProcess(int channel, std::uint32_t thread);
 
-  // False: /proc does not show its descriptors to this process.
+  // Returns false if /proc does not show its descriptors to this process.
   bool visible() const { return descriptors_.ok(); }
   // Whether its descriptor `number` is now the socket with that inode number.
   bool Holds(std::uint32_t number, std::uint32_t inode) const;

@@ -250,7 +250,7 @@ void Rdma::Unpark(Connection* connection) {
 void Rdma::EndTurn() {
   --connecting_;
   if (queue_.empty()) return;
-  // Later: the caller is in the middle of something.
+  // Later, since the caller is in the middle of something.
   boost::asio::post(core_->io, [core = core_] {
     Step step(core);
     Rdma* self = core->rdma();
@@ -271,7 +271,7 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
   auto it = own_.find(key);
   if (it != own_.end()) {
     if (it->second->Hears()) return it->second.get();
-    // Peers have been told the port of the old listener.
+    // Peers know the port of the old listener.
     CloseDirectories(key);
     own_.erase(it);
   }
@@ -287,7 +287,8 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
     *why = VerbsReason(error);
     return nullptr;
   }
-  // From now on the device is watched: else nothing would notice that it goes.
+  // DeviceOf has the device watched from now on: otherwise nothing would notice
+  // that the device goes.
   if (DeviceOf(listener->id(), why) == nullptr) return nullptr;
   return own_.emplace(key, std::move(listener)).first->second.get();
 }
@@ -399,7 +400,7 @@ void Rdma::DropHeldOf(const Listener* listener) {
 }
 
 void Rdma::WaitHeld() {
-  // All are held for equally long, so the first is always the next.
+  // All REQs are held for equally long, so the first is always the next.
   if (held_waiting_ || held_.empty()) return;
   held_waiting_ = true;
   held_timer_.expires_at(held_.front().until);

@@ -51,7 +51,7 @@ class Rdma {
   // Returns the device that `id` is bound to.  Returns null and sets *why if it
   // fails.
   std::shared_ptr<Device> DeviceOf(const rdma_cm_id* id, base::Reason* why);
-  // Some lane of some device has put something off.
+  // Some lane of some device has put off a send.
   void FlushSoon();
   void LoseDevice(const ibv_context* context);
   // The device has gone.  Drops its listeners, and what waits there.
@@ -66,9 +66,10 @@ class Rdma {
   bool LookAtDevices();
   void LastWqeReached(const ibv_context* context, std::uint32_t qp_num);
   // An address of a device may have gone, or may lead to another device.  A
-  // moment later, lanes end whose address has left their device.  Listeners
-  // move to where their address leads now, at the ports that peers know.  Looks
-  // again for two and a half seconds while an address leads nowhere.
+  // moment later, this ends the lanes whose address has left their device.  It
+  // moves listeners to where their address leads now, at the ports that peers
+  // know.  While an address leads nowhere, it looks again for two and a half
+  // seconds.
   void AddressesMayHaveMoved();
   void Add(Connection* connection) { connections_.insert(connection); }
   void Remove(Connection* connection) { connections_.erase(connection); }
@@ -111,7 +112,7 @@ class Rdma {
   // and handles their events.
   void DropHeldOf(const Listener* listener);
   // Refuses the REQs that are held, and frees the ports for other processes.
-  // Listening begins again when a stream waits.
+  // When a stream waits, this process listens again.
   void StopListening();
   // Marks a REQ's nonce, which is good for one lane.  Returns false if it was
   // used.
@@ -131,8 +132,8 @@ class Rdma {
         parked, calls, ending;
   };
   Counts counts() const;
-  // Called in a child of fork.  Closes the descriptors that are neither
-  // rdma_cm's nor verbs'.
+  // Called in a child of fork.  Closes all descriptors but those of rdma_cm and
+  // of verbs.
   void CloseInherited() const;
 
  private:

@@ -17,17 +17,17 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAcceptLimit{3000};
 // How long the REP waits for the stream's adoption.
 constexpr milliseconds kAdoptFirst{50};
-// How long to wait for the next REQ once the connecting end has given one up.
-// That REQ may get lost as well.
+// How long to wait for the next REQ once the connecting end has given up a REQ.
+// The next REQ may get lost as well.
 constexpr milliseconds kAskedAgainLimit{1500};
 
-// The most REQs of one search.  An honest peer asks six times, and each time
-// twice more if no answer comes.
+// The most REQs of one search.  An honest peer asks six times.  If no answer
+// comes, it repeats each twice.
 constexpr int kMostRequests = 18;
 
-// Whether a REQ was sent before the REQ of `than`.  On iWARP a REQ that is
-// given up goes on in the kernel's TCP, and may come after its successor.
-// Another process begins at any number.
+// Returns whether a REQ was sent before the REQ of `than`.  On iWARP a REQ that
+// is given up goes on in the kernel's TCP, and may come after its successor.
+// Each process begins its count at any number.
 bool Earlier(std::uint32_t epoch, std::uint32_t than) {
   constexpr std::uint32_t kNear = 4096;
   return than - epoch - 1 < kNear;
@@ -54,7 +54,7 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
   }
   if (state_ != State::kWaiting) Reopen();
-  // A REP that got lost may have told the old nonce.
+  // A REP that got lost may have carried the old nonce.
   if (reopened_ && !session_->NewNonce()) {
     return Fail(base::Reason::kLaneError, false);
   }
@@ -86,8 +86,8 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   session_->seeker()->Adopt();
 }
 
-// The connecting end has given up this handshake, of which a packet got lost.
-// It is about to ask again, or has just done so.
+// The connecting end has given up this handshake, since a packet got lost.  The
+// connecting end is about to ask again, or has just done so.
 void RdmaMeeting::Reopen() {
   LeaveConnection();
   reopened_ = true;

@@ -112,7 +112,7 @@ void Rdma::LookAtAddresses() {
   if (++address_looks_ < kMostLooks) {
     return WaitToLook(kSettle * (1 << address_looks_));
   }
-  // The next stream that waits at such an address looks once more.
+  // The next stream that waits at this address looks once more.
   for (const auto& [key, listener] : own_) {
     if (look.Of(*listener).context == nullptr) listener->SetStale();
   }
@@ -124,8 +124,8 @@ void Rdma::MoveOwn(AddressLook* look) {
       ++it;
       continue;
     }
-    // Peers have been told a port that is no more, or the services of this
-    // transport are elsewhere.  Streams that wait here look again.
+    // Peers know a port that is no more, or the services of this transport are
+    // elsewhere.  Streams that wait here look again.
     CloseDirectories(it->first);
     it = own_.erase(it);
   }

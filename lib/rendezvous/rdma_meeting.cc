@@ -17,8 +17,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// To wait costs the accepting end a table entry.  The connecting end may have
-// to stand in a queue.
+// A wait costs the accepting end a table entry.  The connecting end may have to
+// stand in a queue.
 constexpr milliseconds kWaitLimit{5000};
 constexpr milliseconds kQueueLimit{60'000};
 // How long the connecting end looks for a peer that listens and waits.  It asks
@@ -170,10 +170,10 @@ void RdmaMeeting::Queue() {
 
 void RdmaMeeting::OnTurn() {
   turn_ = true;
-  // The time in the queue does not count: the session has not looked.
+  // The time in the queue does not count: the session was not looking.
   give_up_ += std::chrono::steady_clock::now() - queued_;
   if (session_->cancelled()) return Fail(base::Reason::kNone, false);
-  // A meeting before it in the queue may have found out.
+  // A meeting before it in the queue may have found out that the peer is plain.
   if (core_->plain.Has(peer_, peer_port_)) {
     return Fail(base::Reason::kPeerPlain, false);
   }
@@ -182,7 +182,7 @@ void RdmaMeeting::OnTurn() {
 
 void RdmaMeeting::TakePlace() {
   if (!core_->silent.MayTry(peer_, peer_port_)) {
-    // A pause first: a busy stream would be back in no time.
+    // A pause first: a busy stream would come back at once.
     if (std::exchange(turn_, false)) rdma_->EndTurn();
     state_ = State::kSilent;
     return StartTimer(kPlainLimit);
@@ -221,7 +221,7 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     SetTrafficClass(id.get(), static_cast<std::uint8_t>(fabric_.traffic_class));
   } else if (const std::uint8_t asked =
                  session_->seeker()->TrafficClass(IsMapped(local_))) {
-    // If the socket asks for nothing, the default in rdma_cm's configfs holds.
+    // If the socket asks for no class, the default in rdma_cm's configfs holds.
     SetTrafficClass(id.get(), asked);
   }
   rdma_cm_id* raw = id.get();
@@ -300,7 +300,7 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
 void RdmaMeeting::AskAgain() {
   ++asks_;
   redirected_ = false;
-  // The peer may have heard of this search's end, and look anew.
+  // The peer may know that this search has ended, and look anew.
   give_up_ += answer_limit_;
   Connect(0);
 }
@@ -505,14 +505,14 @@ void RdmaMeeting::Progress() {
   if (!ready_sent_ &&
       (session_->role() == stream::Role::kConnector || peer_ready)) {
     if (!lane->SendReady()) {
-      // The lane knows more where it found no memory.
+      // If the lane found no memory, it knows the reason better.
       const base::Reason why = lane->State();
       return OnLost(why != base::Reason::kNone ? why
                                                : base::Reason::kLaneError);
     }
     ready_sent_ = true;
-    // Here a message may stay unread until the next one comes.  So only the
-    // peer's own READY tells that it receives.
+    // On this transport a message may stay unread until the next one comes.  So
+    // only the peer's own READY proves that the peer receives.
     if (!peer_ready && ConnectBlocks(connection_->id()->verbs)) {
       peer_adopted_ = false;
       nudge_pause_ = kFirstNudge;
@@ -545,7 +545,7 @@ void RdmaMeeting::Deliver() {
   std::unique_ptr<lane::Lane> lane = connection->Deliver(seeker);
   core_->AddRdmaLane(lane.get(), connection);
   seeker->LaneOpen(std::move(lane), epoch_, mine, peers_, authenticated);
-  // Only now: the stream has counted its own wish for the source, and itself.
+  // Only now: the stream has counted its wish for the source, and itself.
   connection->StopDraining();
   if (place) seeker->LeavePlace();
 }

@@ -33,9 +33,10 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void Close();
   void Adopted();
 
-  // The accepting end: whether it takes a REQ.  A REQ may replace another whose
-  // handshake has not ended.  The peer has given up that handshake, for
-  // instance because a REP was lost.  Its rejection may not have come yet.
+  // The accepting end: returns whether it takes a REQ.  A REQ may replace
+  // another whose handshake has not ended.  The peer has given up that
+  // handshake, for instance because a REP was lost.  Its rejection may not have
+  // come yet.
   bool waiting() const {
     return state_ == State::kWaiting || state_ == State::kRequested ||
            state_ == State::kAccepted;

@@ -62,8 +62,8 @@ void Mac(const std::uint8_t* message, std::size_t size, const void* bound,
   }
   crypto_generichash_state state;
   crypto_generichash_init(&state, key.bytes.data(), key.bytes.size(), kMacSize);
-  // Message types differ in the header, and each has one size.  So the parts
-  // cannot run into each other.
+  // Message types differ in the header, and each has one size.  So no part can
+  // be taken for a piece of the next.
   crypto_generichash_update(&state, message, size - kMacSize);
   if (bound_size != 0) {
     crypto_generichash_update(&state, static_cast<const std::uint8_t*>(bound),
@@ -80,8 +80,8 @@ bool MacIsRight(const std::uint8_t* message, std::size_t size,
                 const stream::Nonce* req_nonce, const ClusterKey& key) {
   std::uint8_t right[kMacSize];
   Mac(message, size, bound, bound_size, req_nonce, key, right);
-  // Without a key of this end the right MAC is zero.  A sender of another MAC
-  // has a key that this end lacks.
+  // If this end has no key, the right MAC is zero.  A sender of another MAC has
+  // a key that this end lacks.
   return sodium_memcmp(right, message + size - kMacSize, kMacSize) == 0;
 }
 
@@ -197,7 +197,8 @@ lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
                                 const ClusterKey& key) {
   lane::rdma::ReadyMac mac{};
   if (!key.set) return mac;
-  // No message of private data begins so, nor is as long.
+  // No message of private data begins with these bytes, or is as long as this
+  // text.
   std::uint8_t text[5 + 1 + 4 + sizeof tuple + 2 * sizeof connectors];
   // NOLINTNEXTLINE(bugprone-not-null-terminated-result): it is no string.
   std::memcpy(text, "READY", 5);

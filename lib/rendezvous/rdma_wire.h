@@ -20,7 +20,8 @@ constexpr std::size_t kReqSize = 48;
 constexpr std::size_t kRepSize = 80;
 constexpr std::size_t kRejSize = 28;
 
-// The key of a cluster (RCSOCK_KEY_FILE).  Without it the MACs are zero.
+// The key of a cluster (RCSOCK_KEY_FILE).  If there is no key, the MACs are
+// zero.
 struct ClusterKey {
   bool set = false;
   std::array<std::uint8_t, 32> bytes{};
@@ -45,7 +46,7 @@ struct Rep {
 };
 
 enum class RejCode : std::uint8_t {
-  kLater = 1,         // no such stream waits here now
+  kLater = 1,         // no stream with these ends waits here now
   kRedirect = 2,      // its owner listens at `port`
   kOtherVersion = 3,  // this version is not understood
   kRefused = 4,       // malformed, or no resources
@@ -86,17 +87,17 @@ bool CheckReq(const std::uint8_t* bytes, const Tuple& tuple,
 Parsed DecodeRep(const std::uint8_t* bytes, std::size_t length,
                  const Tuple& tuple, const stream::Nonce& req_nonce,
                  const ClusterKey& key, Rep* rep);
-// Returns what READY carries of the end `of` (lane::rdma::ReadyMac).  It covers
-// fresh values of both ends, so a peer that has recorded another handshake
-// cannot say it.  Without a key it is zeros.
+// Returns what READY carries of the end `of` (lane::rdma::ReadyMac).  The MAC
+// covers fresh values of both ends, so a peer that has recorded another
+// handshake cannot make it.  If there is no key, it is zeros.
 lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
                                 const Tuple& tuple,
                                 const stream::Nonce& connectors,
                                 const stream::Nonce& acceptors,
                                 const ClusterKey& key);
-// Returns kForeign or kKey for a refusal that is not rcsock's, or that its
-// sender cannot prove.  The caller must not follow it.  The codes kOtherVersion
-// and kKey need no MAC: their sender may have no key.
+// Returns kForeign or kKey for a refusal that does not come from rcsock, or
+// that its sender cannot prove.  The caller must not follow that refusal.  The
+// codes kOtherVersion and kKey need no MAC: their sender may have no key.
 Parsed DecodeRej(const std::uint8_t* bytes, std::size_t length,
                  const stream::Nonce& req_nonce, const ClusterKey& key,
                  Rej* rej);

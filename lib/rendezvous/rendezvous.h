@@ -40,20 +40,20 @@ class Seeker {
   virtual bool Names(sockaddr_storage* local, sockaddr_storage* peer) = 0;
   // Returns the number of the anchor, or -1 if the anchor is closed.  Only a
   // process that can show its anchor gets a lane on this host.  The caller
-  // calls DescriptorUsed after each call that has returned a number. close()
-  // waits for that: a system call under way holds the open file, which would
-  // outlive the close.
+  // calls DescriptorUsed after each call that has returned a number.  close()
+  // waits for DescriptorUsed: a system call under way holds the open file,
+  // which would outlive the close.
   virtual int Descriptor() { return -1; }
   virtual void DescriptorUsed() {}
-  // Returns what the application has asked for its packets: IP_TOS if `v4`,
-  // else IPV6_TCLASS.  Returns 0 if it has asked for nothing.
+  // Returns the traffic class that the application has set for its packets:
+  // IP_TOS if `v4`, else IPV6_TCLASS.  Returns 0 if it has set none.
   virtual std::uint8_t TrafficClass(bool /*v4*/) { return 0; }
   // Which lanes the stream may have.
   virtual bool MayShm() const { return base::GetConfig().shm; }
   virtual bool MayRdma() const { return base::GetConfig().rdma; }
-  // Asks whether this end may make one more lane on a device.  Returns false
-  // and sets *why if not.  LeavePlace follows each success: once the lane is
-  // open (LaneOpen has returned), or once there will be none.
+  // Returns whether this end may make one more lane on a device.  If not, sets
+  // *why.  LeavePlace follows each success: once the lane is open (LaneOpen has
+  // returned), or once it is certain that no lane comes.
   virtual bool TakePlace(base::Reason* /*why*/) { return true; }
   virtual void LeavePlace() {}
   // Asks the stream to have itself adopted by the engine.  Once it is adopted,
@@ -98,7 +98,7 @@ class BorrowedNumber {
   const int number_;
 };
 
-// What the conductor tells the layer above about an anchor.
+// What the conductor reports of an anchor to the layer above.
 class AnchorWatcher {
  public:
   virtual ~AnchorWatcher() = default;
@@ -122,15 +122,15 @@ class Conductor {
   // caller holds no latch that a seeker or watcher takes.  A later Get() starts
   // a new conductor.
   static void Stop();
-  // The three steps of a fork.  The parent calls ForkPrepare before, and
-  // ForkParent after.  The child calls ForkChild.  It abandons the parent's
-  // io_context, which is never destroyed.  It closes the internal descriptors
-  // that it inherited, and has no conductor.
+  // The three steps of a fork.  The parent calls ForkPrepare before the fork,
+  // and ForkParent after it.  The child calls ForkChild, which abandons the
+  // parent's io_context and never destroys it.  ForkChild closes the internal
+  // descriptors that the child inherited.  The child has no conductor then.
   //
   // ForkPrepare waits for the end of the conductor's turn, in which the
-  // conductor may call seekers and watchers.  So the caller must not hold
-  // latches that they take.  A thread that holds such latches may call anything
-  // here meanwhile: only the conductor stands still.
+  // conductor may call seekers and watchers.  So the caller must hold no latch
+  // that seekers or watchers take.  A thread that holds such a latch may call
+  // anything here meanwhile: only the conductor stands still.
   static void ForkPrepare();
   static void ForkParent();
   // `asleep`: a signal handler has forked, and has interrupted a sleep on a
@@ -146,9 +146,9 @@ class Conductor {
   // nothing of the seeker.  A call that is under way goes on.
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);
-  // Takes the peer's answer in the conductor's place, if the answer is there
-  // and no turn is under way.  The conductor would take it later otherwise.
-  // Never waits, and wakes no thread.
+  // If the peer's answer is there, and no turn is under way, takes the answer
+  // in the conductor's place.  Otherwise the conductor takes it later.  Never
+  // waits, and wakes no thread.
   void Look(Seeker* seeker);
   // Takes back the lane of a stream that has settled (Stream::kSettled) or
   // ended.
@@ -168,9 +168,9 @@ class Conductor {
   // peer finds the process at its RDMA ports any more.  Each peer that has
   // asked there gets an answer.
   //
-  // On iWARP the kernel waits for the answers to what an ending process has
-  // asked.  It waits ten seconds if the process itself, or another process that
-  // ends, was to answer.  Meanwhile the port is taken and silent.
+  // On iWARP the kernel keeps an ending process until its own requests are
+  // answered.  The kernel waits ten seconds if the process itself, or another
+  // process that ends, was to answer.  Meanwhile the port is taken and silent.
   static void LeaveRdma();
 
   // Runs `task` on the conductor thread.  Returns false if the task will not

@@ -29,7 +29,7 @@ using std::chrono::milliseconds;
 // to look within milliseconds of each other.
 constexpr milliseconds kMeetLimit{1000};
 constexpr milliseconds kTalkLimit{1000};
-// A burst of thousands passes by a few hundred at a time.
+// A burst of thousands of sessions passes by a few hundred at a time.
 constexpr milliseconds kQueueLimit{20000};
 // An accepting end cannot know whether its peer is under rcsock.
 constexpr milliseconds kAcceptorLimit{5000};
@@ -147,7 +147,7 @@ bool Session::BeginOverLink() {
     return false;
   }
   // A cancelled session of this tuple goes in the conductor's next turn.  This
-  // one begins after that.
+  // session begins after that.
   const Tuple tuple =
       MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
   if (core_->FindSession(tuple, role_) != nullptr) return false;
@@ -187,8 +187,8 @@ void Session::TryName() {
   if (base::OwnUid() == base::kNoUid) {
     return Fail(base::Reason::kPeerUid, false);
   }
-  // A new socket is one more to close, and other processes can send files to
-  // it.
+  // A new socket is one more number to close, and other processes can send
+  // files to it.
   if (base::ClosesPileUp()) return Fail(base::Reason::kNoFds, false);
   base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
@@ -201,7 +201,7 @@ void Session::TryName() {
   const socklen_t length = MeetingName(tuple_, &name);
   const auto* address = reinterpret_cast<const sockaddr*>(&name);
   // Too many binders wait, or a wait was in vain a moment ago.  The peer may
-  // still wait for this stream.
+  // still be waiting for this stream.
   const bool may_bind = core_->MayBind() && !remembered_plain_;
   if (may_bind) {
     if (::bind(fd.get(), address, length) == 0) {
@@ -278,7 +278,8 @@ void Session::WaitAccept() {
 }
 
 // Any process may connect here, and say nothing.  So the binder goes on
-// accepting until its peer has said HELLO.  The last visitor counts.
+// accepting until its peer has said HELLO.  The last visitor takes the place of
+// the one before.
 void Session::OnAccept() {
   const bool waits = state_ == State::kBinder || state_ == State::kHello;
   if (!waits || !listener_fd_.ok()) return;
@@ -302,7 +303,7 @@ void Session::OnAccept() {
     stranger_ = true;
     return WaitAccept();
   }
-  // The visitor before may have said HELLO by now.
+  // The visitor before may have said HELLO meanwhile.
   if (const auto before = channel_) before->Take();
   if (state_ != State::kBinder && state_ != State::kHello) return;
   CloseChannel();
@@ -312,7 +313,7 @@ void Session::OnAccept() {
 
 bool Session::Connected(base::PeerSocket fd) {
   if (far_ || PeerIsTrusted(fd.get())) return Talk(std::move(fd));
-  // A program that is another user for a moment looks again.
+  // A program that is another user for a moment is to look again.
   Fail(base::Reason::kPeerUid, base::OwnUid() != base::kNoUid);
   return false;
 }
@@ -455,8 +456,8 @@ void Session::Deliver() {
   core_->lanes[lane_.get()] = {link, index_, epoch_};
   core_->met.Note(peer_address_, ServicePort());
   // Rule 2.  The peer may be another user's, or a process whose descriptors
-  // this one cannot see.  Such a peer has yet to show that it knows the
-  // connection.  Both ends must be of one mind about this.
+  // this one cannot see.  Then the peer has yet to show that it knows the
+  // connection.  Both ends must decide this alike.
   const bool own = link->OwnUid();
   const bool authenticated =
       own && proof_ == Proof::kSeen && peers_proof_ == Proof::kSeen;
@@ -503,8 +504,8 @@ void Session::OnTimer() {
       if (Redirected()) return;
       if (looks_ > 0 && --looks_ > 0) return StartTimer(kMeetLimit / kLooks);
       if (core_->met.Has(peer_address_, ServicePort())) {
-        // The peer is late, or in its process's queue.  Goes to the end of this
-        // queue.
+        // The peer is late, or waits in its own process's queue.  This session
+        // goes to the end of this queue.
         CloseChannel();
         CloseListener();
         Queue();

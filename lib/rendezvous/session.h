@@ -53,12 +53,12 @@ class Session : public ChannelOwner,
   void OpenSent(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Opened(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch,
               const stream::Nonce& peers, Proof proof);
-  // The peer of that link was to open this stream, and does not have its other
-  // end.
+  // The peer of that link should have opened this stream, and does not have its
+  // other end.
   void ClaimedInVain(const PeerLink& link);
   // The end that has answered is not the other end of this connection.
   void NotProven(PeerLink* link, int index, std::uint32_t epoch);
-  // This end has offered a number of that link to its peer.
+  // Notes that this end has offered its peer a number of that link.
   void Offered(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Rejected(const PeerLink* link, int index, base::Reason why);
   void LinkEnded(const PeerLink* link, base::Reason reason);
@@ -69,9 +69,10 @@ class Session : public ChannelOwner,
   // Whether the claim can be that of the other end.  `later`: the peer made the
   // claim after this search had begun.
   bool CanBePeer(const Claim& claim, bool later) const;
-  // Returns the inode number of the other end's socket, or 0 if it is unknown.
+  // Returns the inode number of the other end's socket, or 0 if the number is
+  // unknown.
   std::uint32_t OtherEnd() const;
-  // As OtherEnd, of an end in another network namespace.  `witness` comes from
+  // As OtherEnd, for an end in another network namespace.  `witness` comes from
   // the peer, and may be anything.
   std::uint32_t FarEnd(int witness) const;
   // Takes the peer's HELLO, if it has come.
@@ -121,7 +122,7 @@ class Session : public ChannelOwner,
   // Enters the session in the table of tuples.  Returns false if the session
   // has failed.
   bool List(const Address& local_address);
-  // Takes what the links with known neighbours have brought.
+  // Reads what known processes of this host have sent over their links.
   void LookAtLinks();
   // Returns true if the peer's own offer was there, or if this end has made
   // one.

@@ -27,9 +27,9 @@ using std::chrono::milliseconds;
 // How long an end looks here.  Both ends of a busy connection begin to look
 // within milliseconds of each other.
 constexpr milliseconds kFarLimit{1000};
-// The same, if a lane to another host may be had instead.
+// The same time, if a lane to another host may be had instead.
 constexpr milliseconds kBeforeRdma{60};
-// The same, if nobody was there a moment ago.
+// The same time, if nobody was there a moment ago.
 constexpr milliseconds kBrief{50};
 constexpr int kBacklog = 8;
 // The accepting end calls after 1, 2, 4, ... ms, and then each 128 ms.
@@ -52,14 +52,15 @@ milliseconds Session::FarLimit() const {
 
 void Session::TryFar() {
   if (!far_until_) {
-    // The accepting end cannot know whether this client is as the last one.
+    // The accepting end cannot know whether this client is under rcsock as the
+    // last one was.
     const bool brief = role_ == stream::Role::kConnector &&
                        core_->nobody_far.Has(peer_address_, ServicePort());
     far_until_ =
         std::chrono::steady_clock::now() + (brief ? kBrief : FarLimit());
   }
-  // A new socket is one more to close, and other processes can send files to
-  // it.
+  // A new socket is one more number to close, and other processes can send
+  // files to it.
   if (base::ClosesPileUp()) return Fail(base::Reason::kNoFds, false);
   role_ == stream::Role::kConnector ? PublishFar() : VisitFar();
 }
@@ -78,7 +79,7 @@ void Session::PublishFar() {
   if (place < 0) return Fail(base::Reason::kMeetDir, false);
   place_ = place;
   Bound(std::move(fd), std::chrono::ceil<milliseconds>(left));
-  // Without a listener nobody else takes the name away.
+  // If this end does not listen, nobody else removes the name.
   if (!listener_fd_.ok()) {
     meet_directory::Withdraw(tuple_, std::exchange(place_, -1));
   }
@@ -109,7 +110,7 @@ void Session::NobodyFar() {
   if (!redirected_) core_->nobody_far.Note(peer_address_, ServicePort());
   if (nobody_far_) return;
   nobody_far_ = true;
-  // Whoever was called was not the peer, or the peer could not go on.
+  // The process that was called was not the peer, or the peer could not go on.
   if (refused_ != 0) return Fail(far_why_, false);
   base::Reason why = base::Reason::kNoDevice;
   switch (PlaceOf(ToSockaddr(peer_address_, scope_, peer_port_))) {
@@ -206,9 +207,9 @@ std::uint32_t Session::FarEnd(int witness) const {
                                  : stream::Role::kConnector;
   const std::uint32_t inode = AskWitness(witness, ends_, other);
   if (inode != 0 || peers_ends_ == ends_) return inode;
-  // The destination was translated, if the peer tells the truth.  Another
-  // connection of this namespace may have what the peer names: then the peer's
-  // end is that one's.
+  // If the peer tells the truth, the destination was translated.  Another
+  // connection of this namespace may have the ends that the peer names.  Then
+  // the peer's end belongs to that other connection.
   if (core_->diag.OthersHave(fd(), peers_ends_, role_, scope_)) return 0;
   return AskWitness(witness, peers_ends_, other);
 }

@@ -23,8 +23,8 @@ constexpr milliseconds kAdoptLimit{2000};
 
 }  // namespace
 
-// Works on a copy of the list: a packet may change it.  Neighbours are of our
-// own uid.
+// Works on a copy of the list: a packet may change the list.  Known processes
+// are of our own uid.
 void Session::LookAtLinks() {
   const std::vector<Uuid> peers =
       core_->neighbours.At(peer_address_, ServicePort());
@@ -36,9 +36,9 @@ void Session::LookAtLinks() {
   }
 }
 
-// Looks for the peer over the links of neighbours, with no third party.  The
-// deciding end offers a number at once.  The other end only waits for the
-// offer, and so do both ends if the guess is wrong.
+// Looks for the peer over the links with known processes of this host, with no
+// third party.  The deciding end offers a number at once.  The other end only
+// waits for the offer, and so do both ends if the guess is wrong.
 //
 // If the other end looks in this process, nothing is guessed, however new the
 // service is.  Both ends are served at once if the process has met itself
@@ -133,7 +133,8 @@ bool Session::Expects(const PeerLink& link) const {
     case State::kBinder:
       return link.OwnUid();
     case State::kHello:
-      // The peer has this end's HELLO.  It may answer before its own is read.
+      // The peer has this end's HELLO.  The peer may answer before this end
+      // reads the peer's HELLO.
       return !far_ && (link.OwnUid() || link.uid() == peer_uid_);
     case State::kWaitOpen:
       return peer_ == link.uuid() && peer_uid_ == link.uid();

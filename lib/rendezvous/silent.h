@@ -8,10 +8,10 @@
 
 namespace rcsock::rendezvous {
 
-// Services whose host has not answered an RDMA handshake.  On RoCE that is
-// every host without a device: nothing there would refuse.  Each vain handshake
+// Services whose host has not answered an RDMA handshake.  On RoCE every host
+// without a device is silent: nothing there would refuse.  Each vain handshake
 // holds a turn for seconds, and others stand in line behind it.  So after the
-// first vain one, one handshake at a time goes to the service, with pauses.
+// first vain handshake, one at a time goes to the service, with pauses.
 //
 // Threads: only within a turn of the conductor.
 class Silent : private Recent {

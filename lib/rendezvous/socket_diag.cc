@@ -68,9 +68,9 @@ struct Names {
   }
 };
 
-// Reads what the kernel has at hand: a file system of the peer's own (FUSE)
-// would answer when it likes.  Returns true if the file says that it is a
-// socket.
+// Reads only what the kernel has at hand: a file system of the peer's own
+// (FUSE) would answer when it likes.  Returns true if the file says that it is
+// a socket.
 bool Identify(int fd, struct statx* identity) {
   return fd >= 0 &&
          ::syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
@@ -183,8 +183,8 @@ base::UniqueFd OpenToken(int fd) {
   base::UniqueFd token(base::OpenHigh([&path] {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_PATH | O_CLOEXEC, 0);
   }));
-  // The number may be that of another file by now.  A token of that file would
-  // open it.
+  // The number may now be that of another file.  A token of the number would
+  // open that file.
   if (SocketInode(token.get()) == 0) token.reset();
   return token;
 }
@@ -192,8 +192,9 @@ base::UniqueFd OpenToken(int fd) {
 bool SocketDiag::Open(int fd) {
   const std::uint64_t wanted = NamespaceOf(fd);
   if (netlink_.ok() && wanted != 0 && cookie_ == wanted) return true;
-  // Opens the first socket, or one of another namespace.  Or the kernel does
-  // not name namespaces, and this thread's may have changed.
+  // The socket is the first, or the connection is of another namespace.  Or the
+  // kernel does not name namespaces, and this thread's namespace may have
+  // changed.
   netlink_.reset(base::OpenHighForParent([] {
     return ::syscall(SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC,
                      NETLINK_SOCK_DIAG);
@@ -271,7 +272,8 @@ std::uint32_t SocketDiag::OtherEnd(int fd, const Tuple& tuple,
   bool by_proc = false;
   if (Open(fd)) {
     const Answer answer = Ask(tuple, stream::OtherRole(role), scope, &inode);
-    // A kernel without this kind of netlink says that there is no such socket.
+    // A kernel without netlink of this kind says that the socket does not
+    // exist.
     by_proc = answer == Answer::kUnavailable ||
               (answer == Answer::kNone && !IsOurs(fd, tuple, role, scope));
     // If namespaces have no name, a look at this end tells whether the answer

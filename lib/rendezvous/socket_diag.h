@@ -48,7 +48,7 @@ class SocketDiag {
 std::uint32_t SocketInode(int fd);
 // Returns the inode number of the socket that `token` shows, or 0.  A file of
 // another file system may claim to be a socket with any number.  `socket`, any
-// socket of this process, tells which file system is the kernel's.
+// socket of this process, shows which file system is the kernel's.
 std::uint32_t TokenInode(int token, int socket);
 
 // Returns a descriptor that shows by SocketInode whose socket `fd` is, and is

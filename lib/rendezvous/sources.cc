@@ -61,7 +61,7 @@ void Sources::Watch(lane::Source* source) {
   {
     base::LatchGuard lock(latch_);
     auto it = entries_.find(source);
-    // The count has gone down since, so the source may be gone.
+    // The count has gone down since, so the source may no longer exist.
     if (it == entries_.end() || it->second.wanted <= 0) return;
     entry = &it->second;
   }
@@ -79,8 +79,8 @@ void Sources::Watch(lane::Source* source) {
     entry->fd = fd;
     source->Arm();
   }
-  // Arm, then drain.  What came before rings bell 0 by the board.  What comes
-  // after makes the descriptor readable.
+  // Arm, then drain.  What came before the arming rings bell 0 by the board.
+  // What comes after makes the descriptor readable.
   source->Drain();
 }
 
@@ -93,7 +93,7 @@ void Sources::Wait() {
                    });
 }
 
-// Takes the edges before the next wait.  What comes after is a new edge.
+// Takes the edges before the next wait.  What comes later makes a new edge.
 void Sources::OnRings() {
   epoll_event events[16];
   const long n = ::syscall(SYS_epoll_pwait, set_->native_handle(), events,

@@ -26,7 +26,7 @@ class Sources {
   // Counts the lanes that want `source` drained.  A caller that counts up
   // counts down before its lane goes.
   void Want(lane::Source* source, int delta);
-  // Lets go of the sources that no lane wants.  One of them may be about to go.
+  // Forgets the sources that no lane wants.  One of them may be about to go.
   void Sweep();
   void Close();
   // Called in a child of fork, where nothing else of this object is called.
@@ -50,7 +50,7 @@ class Sources {
   Core* const core_;
   base::Latch latch_;
   bool closed_ RC_GUARDED_BY(latch_) = false;
-  // These two belong to the conductor.
+  // The two numbers belong to the conductor.
   std::uint64_t last_number_ = 0;
   std::unique_ptr<boost::asio::posix::stream_descriptor> set_;
   // Only the conductor erases entries.

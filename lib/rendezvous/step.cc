@@ -72,17 +72,16 @@ bool Core::PostLocked(Task&& task) {
 }
 
 // Runs `task` in this thread as a turn of the conductor, if no other turn is
-// under way.  So nobody has to be woken for it.  Returns false if the conductor
-// has to do it: there was no turn, or `task` has returned false.
-//
+// under way.  So nobody has to be woken for the task.  Returns false if the
+// conductor has to run it: there was no turn, or `task` has returned false.
 // There is no deadlock: a thread that waits for the step holds no latch
 // (Conductor::ForkPrepare), and this thread does not wait.
 template <typename Task>
 bool Core::Here(Task&& task, bool meets) {
   const base::Critical critical;
   const base::NoCancel no_cancel;
-  // A thread may be another user's for a moment.  The kernel takes what it
-  // connects or listens at then for that user's.
+  // A thread may be another user's for a moment.  If it connects or listens
+  // then, the kernel takes the socket for that user's.
   if (meets && base::OwnUid() != owner_.load(std::memory_order_relaxed)) {
     return false;
   }
@@ -147,7 +146,7 @@ void Core::Adopted(Seeker* seeker) {
   if (session == nullptr) return;
   const auto now = [this, &session] {
     step.AssertHeld();
-    // After the teardown there are neither links nor RDMA.
+    // After the teardown there are no links and no RDMA.
     if (session->rdma() == nullptr ? links_.empty() : rdma_ == nullptr) {
       return false;
     }
@@ -187,8 +186,8 @@ void Core::LeaveRdma() {
     }
     return true;
   };
-  // A turn takes next to no time.  But nothing here is worth a process that
-  // does not end.
+  // A turn takes next to no time.  But a process must end even if a turn does
+  // not.
   constexpr std::uint64_t kMostNs = 1'000'000'000;
   const std::uint64_t until = base::NowNs() + kMostNs;
   while (!Here(leave, false) && base::NowNs() < until) {
@@ -225,8 +224,8 @@ void* EndPages(void* argument) {
 
 }  // namespace
 
-// The peer hears of the lane's end, and may give the ring's pages back, once no
-// driver here has them.  Without a thread for that the lane stays.
+// The peer learns of the lane's end, and may give the ring's pages back, once
+// no driver here has them.  If there is no thread for that, the lane stays.
 void Core::ReturnPages(std::unique_ptr<lane::Lane> lane) {
   auto* const pages = new (std::nothrow) Pages{this, nullptr};
   if (pages == nullptr) return static_cast<void>(lane.release());
@@ -269,8 +268,8 @@ void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
   std::shared_ptr<Connection> connection = std::move(it->second);
   rdma_lanes_.erase(it);
   connection->TakeBack(std::move(lane));
-  // On the conductor, where the connection's other state lives.  After the
-  // conductor's end, here.
+  // On the conductor, since the connection's other state lives there.  After
+  // the conductor's end, here.
   PostLocked([this, connection = std::move(connection)]() mutable {
     step.AssertHeld();
     if (rdma_ != nullptr) rdma_->lane_ends()->Add(std::move(connection));

@@ -34,8 +34,8 @@ bool AtMost(std::uint64_t a, std::uint64_t b) {
   return a <= kControl || a - kControl <= b;
 }
 
-// Whether one end received no earlier what the other end sent last.
-// `received_all` says that nothing was under way.
+// Returns whether one end received no earlier than the other end sent its last
+// bytes.  `received_all` says that nothing was under way.
 bool InOrder(bool received_all, std::uint64_t sent_ms,
              std::uint64_t received_ms) {
   return !received_all || received_ms + kTicksMs >= sent_ms;
@@ -71,8 +71,8 @@ Traffic TrafficOf(int fd) {
 bool CanBeOne(const Traffic* before, const Traffic& now,
               const Traffic& theirs) {
   if (!Known(now) || !Known(theirs)) return true;
-  // What the peer had received by then, this end has sent by now.  What the
-  // peer knew to be received, this end has received by now.
+  // What the peer had received when it counted, this end has sent now.  What
+  // the peer knew to be received, this end has received now.
   if (!AtMost(theirs.received, now.sent) ||
       !AtMost(theirs.acked, now.received)) {
     return false;

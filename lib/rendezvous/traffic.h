@@ -6,7 +6,7 @@
 namespace rcsock::rendezvous {
 
 // What the kernel has counted on one end of a TCP connection, in bytes.  The
-// times say when its last data went and came.  They are milliseconds of
+// times say when the last data went and came.  They are milliseconds of
 // CLOCK_REALTIME, the only clock that namespaces cannot shift.
 struct [[gnu::packed]] Traffic {
   std::uint64_t acked;  // of what was sent; ~0: the kernel does not count

@@ -7,8 +7,8 @@
 
 namespace rcsock::rendezvous {
 
-// Waiters for a turn, in the order of coming.  A waiter whose wait has ended
-// otherwise stays in the line, and is passed over.
+// Waiters for a turn, in the order of coming.  A waiter that waits no more
+// stays in the line, and is passed over.
 template <class Waiter>
 class WaitingLine {
  public:

@@ -75,7 +75,7 @@ struct [[gnu::packed]] LinkMsg {
   static constexpr Type kType = Type::kLink;
   Header header;
   lane::BellMask bells;
-  // 1: the sender cannot see which descriptors the receiver has.  It wants a
+  // 1: the sender cannot see which descriptors the receiver has.  So it wants a
   // token (OpenToken) with each claim.
   std::uint32_t wants_tokens;
 };
@@ -117,8 +117,8 @@ struct [[gnu::packed]] OpenMsg {
   std::uint8_t tuple[36];
   std::uint8_t role;  // the sender's
   // 1: an offer.  The two ends have not met for this stream.  A receiver in
-  // which no end looks for the stream keeps the offer until one does.  An older
-  // peer rejects it.
+  // which no end looks for the stream keeps the offer until one does.  A peer
+  // of an older version rejects an offer.
   std::uint8_t offer;
   std::uint8_t zero[2];
   std::uint8_t nonce[16];
@@ -187,7 +187,8 @@ struct [[gnu::packed]] DirRemove {
 };
 
 // The answer to `rcsock stat`.  Its descriptor is a memfd
-// (posix::SnapshotHead).  It has none if the process could not make one.
+// (posix::SnapshotHead).  The answer has none if the process could not make
+// one.
 constexpr char kStatPrefix[] = "rcsock/1/stat/";
 struct [[gnu::packed]] StatMsg {
   static constexpr Type kType = Type::kStat;
@@ -225,7 +226,7 @@ struct Packet {
            message->header.type == Message::kType &&
            message->header.length == sizeof(Message);
   }
-  // Returns memory or an eventfd.  Returns none if the descriptor is neither.
+  // Returns the descriptor if it is memory or an eventfd, else none.
   base::UniqueFd TakeFd(int i) {
     return fds[i].Harmless() ? fds[i].Vouch() : base::UniqueFd();
   }
@@ -247,8 +248,8 @@ int SendPacket(int fd, const void* bytes, std::size_t length, const int* fds,
 
 // Returns the reason that a failed system call gives a stream.
 base::Reason ErrnoReason(int error);
-// Returns the reason that a peer sent, or kPeerRefused if there is no such
-// reason.
+// Returns the reason that a peer sent, or kPeerRefused if rcsock has no reason
+// of this number.
 base::Reason CheckedReason(std::uint32_t reason);
 
 }  // namespace rcsock::rendezvous

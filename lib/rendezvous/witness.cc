@@ -26,7 +26,7 @@ namespace {
 // Where a message about a socket has its ports, both big-endian.
 constexpr std::uint32_t kPorts =
     NLMSG_HDRLEN + offsetof(inet_diag_msg, id.idiag_sport);
-// The peer may have asked by this socket, too, and left answers in it.
+// The peer may have asked by this socket, too, and left its answers there.
 constexpr int kMostAnswers = 8;
 
 std::uint64_t NamespaceOf(int fd) {
@@ -36,9 +36,10 @@ std::uint64_t NamespaceOf(int fd) {
   return cookie;
 }
 
-// Lets the socket receive only what is about the connecting end's port, for
+// Lets the socket receive only messages about the connecting end's port, for
 // ever.  The parts of a list hold many sockets, and the filter would see the
-// first alone.  Sockets of other families have other numbers where a port is.
+// first alone.  In messages about other families other numbers stand at the
+// port's place.
 bool Limit(int fd, const Tuple& ends, stream::Role role) {
   const std::uint32_t at = kPorts + (role == stream::Role::kConnector ? 0 : 2);
   // A filter reads numbers as big-endian, and the type is little-endian.
@@ -85,8 +86,8 @@ struct Side {
     std::memcpy(copy.data(), address, copy.size());
     v4 = IsMapped(copy);
   }
-  // Whether the kernel means this address.  A socket of IPv6 has the address of
-  // IPv4 in its mapped form.
+  // Returns whether the kernel means this address.  A socket of IPv6 has the
+  // address of IPv4 in its mapped form.
   bool Is(const std::uint32_t* words, std::uint8_t family) const {
     const bool brief = v4 && family == AF_INET;
     return std::memcmp(words, address + (brief ? 12 : 0), brief ? 4 : 16) == 0;

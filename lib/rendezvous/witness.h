@@ -9,8 +9,8 @@
 namespace rcsock::rendezvous {
 
 // A witness is a netlink socket by which the kernel tells another process of
-// one connection of this network namespace.  It tells of no other ports: its
-// filter is locked.
+// one connection of this network namespace.  The filter is locked, so the
+// witness tells of no other ports.
 
 // Opens a witness of the connection `ends` of `fd`, whose role is `role`.
 // Returns none if the kernel refuses, or if this thread is in another network

@@ -45,8 +45,8 @@ constexpr std::uint32_t Encode(Imm imm) {
          (imm.length & kMaxLength);
 }
 
-// kFlagCredit where there is an immediate: the low 8 bits of the credit take
-// the place of the length's highest (bits 24-17).
+// If there is an immediate, kFlagCredit says that the low 8 bits of the credit
+// take the place of the length's highest (bits 24-17).
 constexpr int kCreditAt = 17;
 constexpr std::uint32_t kCreditMask = 0xff;
 constexpr std::uint32_t kMaxWithCredit = (1u << kCreditAt) - 1;

@@ -10,9 +10,10 @@
 
 namespace rcsock::ring {
 
-// The receiver's side of a ring. It takes one message at a time, checks it, and
+// The receiver's side of a ring. Takes one message at a time, checks it, and
 // says where its bytes are. No threads: the lane's latch of this direction
-// guards it. It is small enough to copy: peeking runs on a copy.
+// guards the object. The object is small enough to copy: peeking runs on a
+// copy.
 class Rx {
  public:
   explicit Rx(const Geometry& geometry)
@@ -107,11 +108,11 @@ class Rx {
     return true;
   }
 
-  // Drops the rest of the current message without consuming it.  The lane ends.
+  // Drops the rest of the current message without consuming it. The lane ends.
   void Forget() { left_ = 0; }
 
-  // Returns true if enough has been consumed since the last credit to tell the
-  // sender.
+  // Returns true if enough has been consumed since the last credit to write a
+  // new one.
   bool CreditDue() const {
     return next_ - published_ >= due_slots_ || pending_bytes_ >= due_bytes_;
   }
@@ -126,7 +127,7 @@ class Rx {
   }
 
  private:
-  // Often enough that a sender in full flow never waits for credit; seldom
+  // Often enough that a sender in full flow never waits for credit, and seldom
   // enough that the control line stays shared.
   static constexpr std::uint32_t kDueBytes = 16 * 1024;
 

@@ -66,8 +66,9 @@ struct Piece {
 };
 
 // The sender's side of a ring: what is free, what is outstanding and where. The
-// lane's latch of this direction guards it. All state is private: of what the
-// peer can write, it uses only the credit, and checks that.
+// lane's latch of this direction guards it. All state is private to this
+// process. Of what the peer can write, it uses only the credit, and checks
+// that.
 class Tx {
  public:
   // `table` has geometry.slots entries and outlives this. Its first entry is
@@ -82,8 +83,9 @@ class Tx {
     return (static_cast<std::uint32_t>(number) - first_) & (slots_ - 1);
   }
 
-  // Takes the next message, of at most `want` data bytes. It never crosses the
-  // end of the ring, exceeds the credit, or is longer than a record.
+  // Takes the next message, of at most `want` data bytes. The message never
+  // crosses the end of the ring, exceeds the credit, or is longer than a
+  // record.
   Placement ReserveData(std::size_t want) {
     const std::uint64_t outstanding = sent_ - credited_;
     if (want == 0 || outstanding >= slots_ - kCtlSlots) return {};
@@ -166,9 +168,9 @@ class Tx {
     return At(sent_);
   }
 
-  // ReserveInline when all messages before are credited. It does
-  // OnAllCredited() as well, and puts the message into slot 0. `number` is
-  // sent(), which the caller has.
+  // ReserveInline when all messages before are credited. Does OnAllCredited()
+  // as well, and puts the message into slot 0. `number` is sent(), which the
+  // caller has.
   void ReserveAlone(std::uint64_t number, std::uint32_t length) {
     RC_DCHECK(number == sent_ && length != 0);
     credited_ = number;
@@ -212,7 +214,7 @@ class Tx {
   Placement ReserveCtl(std::size_t length, Kind kind = Kind::kCtl);
 
   // The receiver has consumed its first `consumed` messages. Returns false if
-  // that cannot be: the count went back, or is beyond what was sent.
+  // that is impossible: the count went back, or is beyond what was sent.
   [[nodiscard]] bool OnCredit(std::uint64_t consumed) {
     if (consumed < credited_ || consumed > sent_) return false;
     // At most `slots` turns: no more can be outstanding.
@@ -244,7 +246,7 @@ class Tx {
 
   // The first two count messages, the last two data bytes.
   std::uint64_t sent() const { return sent_; }
-  // As sent(), for any thread; it may be behind.
+  // As sent(), for any thread; the value may be out of date.
   std::uint64_t SentByNow() const {
     return __atomic_load_n(&sent_, __ATOMIC_RELAXED);
   }

@@ -20,7 +20,7 @@ ssize_t Stream::SendRaw(const iovec* iov, int count) {
     tail_tx_.Push(iov, count, static_cast<std::size_t>(n));
     tx_off_ += static_cast<std::uint64_t>(n);
   } else if (n < 0 && n != -EAGAIN && n != -EINTR) {
-    // Only these errors does the kernel repeat for ever.
+    // The kernel repeats only these errors for ever.
     if (n == -EPIPE || n == -ECONNRESET) tx_broken_ = true;
   }
   return n;
@@ -36,8 +36,8 @@ bool Stream::FlushOut() {
     if (n < 0) {
       // The reading side still delivers what the peer sent before it went.
       // After the peer's FIN a reset is EPIPE, as in the kernel. The kernel has
-      // not seen a FIN that came as a frame. If only frames were still to go,
-      // the error is nothing: to TCP the end would have been orderly.
+      // not seen a FIN that came as a frame. If only frames were still to be
+      // sent, there is no error: over TCP the end would have been orderly.
       const bool nothing =
           pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
           (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()));
@@ -75,8 +75,8 @@ ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
 }
 
 // As RecvRaw, behind the first `skip` bytes of the vector. Returns 0 if there
-// is nothing for now. The next call meets an end again. It would not meet an
-// error, which the kernel tells once.
+// is nothing for now, or if TCP has ended. The next call meets an end again. It
+// would not meet an error, which the kernel reports once.
 std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
                              bool peek) {
   if (anchor_->AtMark()) return 0;
@@ -97,8 +97,8 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
       return 0;
     }
     auto got = static_cast<std::size_t>(n);
-    // Not behind a read that has come to the switch: what the peer sends there
-    // is not the application's.
+    // Not after a read that has come to the switch: the bytes that follow are
+    // not the application's.
     if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw &&
         !anchor_->AtMark()) {
       n = RecvRaw(iov + i + 1, count - i - 1, false);
@@ -113,8 +113,8 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
   return 0;
 }
 
-// What the application has read from limbo_ comes again by TCP, and is dropped.
-// Returns true if all has come.
+// The bytes that the application has read from limbo_ come again by TCP, and
+// are dropped. Returns true if all have come.
 bool Stream::DropAhead() {
   std::uint8_t nowhere[4096];
   while (ahead_ != 0) {
@@ -127,8 +127,8 @@ bool Stream::DropAhead() {
     tail_rx_.Push(nowhere, static_cast<std::size_t>(n));
     ahead_ -= static_cast<std::size_t>(n);
     if (ahead_ == 0) {
-      // The rest comes by TCP behind it. A reader that waits for it may have
-      // looked before.
+      // The rest comes by TCP after these bytes. A reader that waits for the
+      // rest may have looked before.
       KeepReturns();
       Emit(kRxReady);
     }
@@ -148,20 +148,21 @@ std::size_t Stream::WantedAhead() const {
                       : 0;
   };
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
-    // Not beyond X: the state decides what the bytes behind X are.
+    // Not beyond X: the state decides whose the bytes behind X are.
     return up_to_x();
   }
   // One byte is enough to answer with RST.
   if (closed_) return stash_.empty() ? 1 : 0;
-  // One byte behind X tells a peer that went raw from a peer that died staging.
+  // One byte behind X distinguishes a peer that went raw from a peer that died
+  // staging.
   if (!limbo_.empty()) return up_to_x() + 1;
   // Only the end of TCP is to come.
   if (pfin_known_ && in == pfin_) return 1;
   return PeerIsDead() && stash_.size() < limits_.stash ? kReadAhead : 0;
 }
 
-// Reads ahead into the stash; no other function does. Whatever the bytes are
-// wanted for, rule 21 bounds them here.
+// Reads ahead into the stash; no other function does. Rule 21 bounds the bytes
+// here, whatever they are wanted for.
 void Stream::PumpRaw(std::size_t want) {
   want = std::min({want, kReadAhead, limits_.stash + 1 - stash_.size()});
   std::uint8_t* to = stash_.Reserve(want);

@@ -14,9 +14,10 @@
 
 namespace rcsock::stream {
 
-// A FIFO of bytes on the heap: the stash (read ahead, not yet taken by the
-// application) and the out-queue (on its way to TCP). It allocates nothing
-// while empty, and never throws: where memory is missing, a call returns false.
+// A FIFO of bytes on the heap. One is the stash: bytes that were read ahead,
+// and that the application has not taken yet. One is the out-queue: bytes on
+// their way to TCP. A queue allocates nothing while it is empty, and never
+// throws: if there is no memory, a call returns false.
 class ByteQueue {
  public:
   ByteQueue() = default;

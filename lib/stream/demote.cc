@@ -19,13 +19,14 @@ void Stream::Demote(base::Reason reason, bool leave) {
   TakeCtl();
   if (LaneUsable() && tx_ == Tx::kRaw && rx_ == Rx::kRaw &&
       waiting_ == Waiting::kNothing && !closed_) {
-    // Neither end has proposed: no frame on TCP can say it. Without REFUSE the
-    // peer would wait for a PROPOSE, and read ahead, for ever.
+    // Neither end has proposed, so no frame on TCP can say it. Without REFUSE
+    // the peer would wait for a PROPOSE, and read ahead, for ever.
     Refuse(lane_, epoch_);
   } else if (LaneUsable() && tx_ == Tx::kRaw &&
              (waiting_ == Waiting::kPropose || waiting_ == Waiting::kArm)) {
-    // R cannot say it by a frame either. P would learn by its timer only, which
-    // may be long. Until then R can't be on TCP, and a fork waits for that.
+    // R cannot say it by a frame either. P would learn of it by its timer only,
+    // which may take long. Until then R cannot be on TCP, and a fork would wait
+    // for that.
     Refuse(lane_, epoch_);
   }
   leave_ = leave;
@@ -39,7 +40,7 @@ void Stream::Demote(base::Reason reason, bool leave) {
 void Stream::Trigger(base::Reason reason) {
   if (lane_ == nullptr || frozen_ || failed_) return;
   // A lane that ends by itself may do so because the peer leaves it, and the
-  // peer's word may come later (iWARP). So this end acts as on that word.
+  // peer's LANE_DOWN may come later (iWARP). So this end acts as on LANE_DOWN.
   const bool asked = leave_;
   leave_ = asked || IsFailover(reason);
   const bool hand_back = MayHandBack();
@@ -56,7 +57,7 @@ void Stream::Trigger(base::Reason reason) {
       Emit(kTimerOff);
       SendLaneDown();
       if (got_sent_) {
-        // R may be past STG and reading what we staged. Its answer tells how
+        // R may be past STG and reading what P has staged. R's answer says how
         // far.
         tx_ = Tx::kDown;
       } else {
@@ -84,10 +85,11 @@ void Stream::FreezeLane(base::Reason reason) {
   lane_->Freeze();
   why_left_ = reason;
   Emit(kLeftLane | kRxReady | kTxReady);
-  // What had landed is the application's if the direction is proven. Otherwise
-  // it is kept apart. If the peer turns out to have died exactly where these
-  // bytes would begin, they are its last words (rule 18). What is left to the
-  // peer on purpose is kept apart too: it has not been credited.
+  // If the direction is proven, what had landed is the application's. Otherwise
+  // it is kept apart. If it turns out that the peer has died exactly where
+  // these bytes would begin, they are its last words (rule 18). Bytes that are
+  // left to the peer on purpose are kept apart too: they have not been
+  // credited.
   if (accept_ && leave_) {
     rx_x_ = InOff();
     limbo_.Clear();
@@ -99,7 +101,7 @@ void Stream::FreezeLane(base::Reason reason) {
   left_known_ = keep;
   left_taken_ = accept_;
   ByteQueue* to = take ? &stash_ : &limbo_;
-  // After a tie, limbo_ has what was taken out of the ring before.
+  // After a tie, limbo_ holds what was taken out of the ring before.
   left_at_ = accept_ ? InOff() : rx_x_ + limbo_.size();
   std::size_t room = lane_->RxRegion().length + kMaxTie;
   while (keep && !failed_) {
@@ -121,7 +123,8 @@ void Stream::FreezeLane(base::Reason reason) {
     room -= n;
   }
   accept_ = false;
-  // These bytes have come by TCP, and been read; no more may come there.
+  // The application has read these bytes as they came by TCP; no more may come
+  // there.
   if (InOff() > rx_x_) limbo_.Clear();
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
     // Never answered now; limbo_ still goes with rx_x_.
@@ -131,9 +134,9 @@ void Stream::FreezeLane(base::Reason reason) {
 }
 
 void Stream::SendLaneDown() {
-  // An answer to the peer's LANE_DOWN is not of this end's own accord. If the
-  // peer's lane has failed, it would take its failover for a demotion by this
-  // end.
+  // An answer to the peer's LANE_DOWN does not say "of its own accord". If the
+  // peer's lane has failed, the peer would otherwise take its failover for a
+  // demotion by this end.
   const bool leaves = !IsFailover(why_left_) &&
                       why_left_ != base::Reason::kPeerDemoted &&
                       why_left_ != base::Reason::kPeerShared;
@@ -153,8 +156,9 @@ bool Stream::MayHandBack() const {
          tx_ == Tx::kLane && !fin_sent_;
 }
 
-// What was read ahead of the application lies before all bytes of this lane, so
-// the peer has no copy. Only the peer can put it into this end's kernel queue.
+// Bytes that were read ahead of the application lie before all bytes of this
+// lane, so the peer has no copy. Only the peer can put them into this end's
+// kernel queue.
 void Stream::HandBack() {
   if (out_.Reserve(kFrameSize + stash_.size()) == nullptr) return;
   if (limbo_.size() != 0 && !stash_.Append(limbo_.data(), limbo_.size()))
@@ -185,9 +189,9 @@ void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
        why_left_ == base::Reason::kLaneError)) {
     why_left_ = base::Reason::kPeerDemoted;
   }
-  // The peer takes no more, in flight or not. It may have left for the sake of
-  // something that only TCP can carry, such as urgent data, which no reader may
-  // pass. So unread bytes go by TCP, too.
+  // The peer takes no more, in flight or not. The peer may have left because
+  // only TCP can carry what comes next, such as urgent data, which no reader
+  // may pass. So unread bytes go by TCP, too.
   leave_ = !kshut_;
   const bool hand_back = MayHandBack();
   FreezeLane((flags & kFrameIdle) != 0     ? base::Reason::kIdleRings
@@ -217,7 +221,7 @@ void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
       return;
     case Tx::kProp:
     case Tx::kComm:
-      // The peer's COMMIT comes first, and would have moved us on.
+      // The peer's COMMIT comes first, and would have changed the state.
       return Fail(base::Reason::kProtocol);
   }
 }
@@ -235,9 +239,9 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
   back_.Clear();
   const bool copied = tx_ == Tx::kProp && Copies();
   tx_ = Tx::kRaw;
-  // What goes to TCP now is in the ring, too. What comes later is not. If a
-  // process is killed with a frame unread, its kernel drops what it has not
-  // sent.
+  // What goes to TCP now is in the ring, too. What comes later is not in the
+  // ring. If a process is killed with a frame unread, its kernel drops the
+  // bytes that it has not sent.
   awaits_raw_ = with_frame && rx_ == Rx::kFrames && lane_ != nullptr &&
                 lane_->Outlives() && (broken_ & kWriteBehindRaw) == 0;
   Emit(kTxReady);

@@ -21,9 +21,9 @@ void Stream::Close(bool reset) {
   TakeCtl();
   reset = reset || Untaken();
   // The peer has not agreed to take what is staged. A process that closes may
-  // be about to exit, and TCP outlives it. A reset comes behind what was sent
-  // before it: a peer that does not have the lane yet would never see the
-  // staged bytes.
+  // be about to exit, and TCP outlives it. A reset comes behind the bytes that
+  // were sent before it. A peer that does not have the lane yet would never see
+  // the staged bytes.
   if (tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
   closed_ = shut_ = true;
   reset_ = reset;
@@ -37,7 +37,7 @@ void Stream::Close(bool reset) {
 }
 
 // In PROP, STG and RAW no RESET is needed. Either no frame of the peer's can be
-// unread here, or bytes of the peer's are, which mean a reset anyway.
+// unread here, or bytes of the peer's are unread, which mean a reset anyway.
 void Stream::TellReset() {
   if (kshut_ || tx_broken_ || failed_) return;
   if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;
@@ -66,7 +66,7 @@ void Stream::MaybeShutdown() {
       KernelShutdown();
     } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
       // OnTcpEnd has found that the peer's end was orderly. The end that shut
-      // down second ends second on TCP, too: so TIME_WAIT is the first end's.
+      // down second ends second on TCP, too. So the first end has TIME_WAIT.
       KernelShutdown();
     } else if (tx_ == Tx::kLane && closed_ && fin_acked_ && !pfin_known_) {
       // No application here reads what may still come. A peer that writes
@@ -102,7 +102,7 @@ void Stream::LetGo() {
 // Rule 19.
 void Stream::MaybeFinish() {
   if (!closed_ || finished_) return;
-  // These are the peer's bytes for an application that is gone.
+  // Bytes of the peer's are left for an application that is gone.
   if (!stash_.empty() || (accept_ && lane_->Readable() != 0)) reset_ = true;
   // An anchor in ARM holds, or will get, the data of a peer that has staged.
   // The kernel answers that data as for any closed socket. In frames the peer's
@@ -119,9 +119,10 @@ void Stream::MaybeFinish() {
   if (AwaitsLanding()) return;
   finished_ = true;
   if (reset_) TellReset();
-  // What is reset is not taken: the peer must see that it was never read. This
-  // holds for bytes that land after the look above, too. Once taken they would
-  // count as read, and their writer would wait for the answer for ever.
+  // Bytes that a reset discards are not taken: the peer must see that they were
+  // never read. This holds for bytes that land after the look above, too. Once
+  // taken they would count as read, and their writer would wait for the answer
+  // for ever.
   accept_ = false;
   if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
   LetGo();
@@ -149,8 +150,8 @@ void Stream::SendFin() {
   SendFrame(FrameKind::kFin, tx_off(), closed_ ? kFrameClosed : 0);
 }
 
-// All bytes before END have been taken, so all of them are accepted. FIN still
-// comes, and what is done to TCP waits for FIN.
+// All bytes before END have been taken, so all of them are accepted. FIN is
+// still to come, and this end acts on TCP only after FIN.
 void Stream::OnEnd(const Ctl& ctl) {
   // The COMMIT before that FIN is still under way.
   if (!accept_ && waiting_ == Waiting::kGot && rx_ == Rx::kArmF) return;
@@ -203,16 +204,18 @@ void Stream::OnTcpEnd(int error) {
   FreezeLane(base::Reason::kShortLived);
 }
 
-// A peer goes on writing to the ring until it hears that the lane is left. It
-// may die before that, or before TCP has all that it sends again. Then the
-// memory that outlives the peer still has what lies behind the freeze offset.
-// What has been taken from TCP behind that offset is a copy of these bytes.
+// A peer goes on writing to the ring until it hears that the lane is left. The
+// peer may die before that, or before TCP has all that the peer sends again.
+// Then the memory that outlives the peer still has what lies behind the freeze
+// offset. What has been taken from TCP behind that offset is a copy of these
+// bytes.
 bool Stream::MayHaveLeft() const {
   return lane_ != nullptr && frozen_ && (broken_ & kNoThaw) == 0 &&
          (left_taken_ || Trusted());
 }
 
-// The peer has these bytes, and sends them: from now on they are read from TCP.
+// The peer has these bytes, and sends them again: from now on they are read
+// from TCP.
 void Stream::KeepReturns() {
   if (returns_ && lane_ != nullptr && !settled_ && lane_->Outlives()) {
     kept_at_ = rx_off() + stash_.size();
@@ -286,9 +289,9 @@ void Stream::TellLeft() {
   lane_->TellLeft(left);
 }
 
-// Returns true if the peer needs the memory no more: if it is killed now, TCP
-// delivers what it has written. A program that takes the connection over here
-// does not wait until TCP has had room for all of that. A peer that is not
+// Returns true if the peer needs the memory no more: if the peer is killed now,
+// TCP delivers what it has written. A program that takes the connection over
+// here does not wait until TCP has had room for all of that. A peer that is not
 // proven, and from whose ring nothing has been taken, may never say anything;
 // MayHaveLeft takes nothing from it.
 bool Stream::MayLetGo() const {
@@ -320,8 +323,8 @@ void Stream::PeerDied(int error) {
   if (error != 0 && so_error_ == 0) {
     so_error_ = pfin_known_ && !short_of_end ? EPIPE : error;
   }
-  // After an orderly end the kernel decides what becomes of a write. It takes
-  // the first, and the answer to that ends the connection.
+  // After an orderly end the kernel decides what becomes of a write. The kernel
+  // takes the first write, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;
   // Our frames have caused the reset, or will. Without them this end would have
   // seen an orderly end, and the answer to the next write would be the reset.
@@ -338,7 +341,8 @@ bool Stream::TakeLastBytes(bool tcp_reset) {
   // P never ends in order with staged bytes: it flushes them raw first. So if
   // TCP ends exactly where they begin, P died staging.
   const std::uint64_t start = rx_x_;
-  // A reset before the lane was there is the connection's, not the process's.
+  // A reset that came before the lane was there is the connection's, not the
+  // process's.
   const bool never = tcp_reset && tx_ == Tx::kRaw && rx_ == Rx::kRaw && !used_;
   FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
   if (failed_) return false;
@@ -356,23 +360,23 @@ bool Stream::TakeLastBytes(bool tcp_reset) {
   return !failed_;
 }
 
-// Returns the error that the end of TCP means to the application, where TCP has
-// said `error`. `raw_tx` and `raw_rx`: so the stream was before the lane was
-// frozen.
+// Returns the error that the end of TCP means to the application, if TCP has
+// reported `error`. `raw_tx` and `raw_rx`: whether each direction was raw
+// before the lane was frozen.
 //
-// TCP would say ECONNRESET if bytes of ours were left unread. If none were, the
-// anchor's reset may only mean that the peer exited with a frame of ours
+// If bytes of ours were left unread, TCP would report ECONNRESET. If none were,
+// the anchor's reset may only mean that the peer exited with a frame of ours
 // unread. The reset is the application's in two cases. The peer has said so, or
-// no such frame can exist. In the second case the peer has taken lane bytes, so
-// it has read our COMMIT or GOT. No FIN, ACK or LANE_DOWN is under way, either.
-// An error of the network is always the application's, and so is an end that
-// the peer has named and that was not reached.
+// there can be no such frame. In the second case the peer has taken lane bytes,
+// so it has read our COMMIT or GOT. No FIN, ACK or LANE_DOWN is under way,
+// either. An error of the network is always the application's. So is a TCP end
+// before the offset that the peer has named.
 int Stream::ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const {
   if (error != 0 && error != ECONNRESET && error != EPIPE) return error;
   if (!raw_tx && lane_ != nullptr) {
-    // The peer's ACK covers all bytes, too. So do the bytes that it has named
-    // as landed after it has closed: the last credit may have died with its
-    // device.
+    // The peer's ACK counts for all bytes, too. So do the bytes that the peer
+    // has named as landed after it has closed: the last credit may have died
+    // with its device.
     const std::uint64_t acked = fin_acked_ ? tx_off()
                                 : pclosed_ ? std::max(AckedOff(), probe_landed_)
                                            : AckedOff();

@@ -22,7 +22,7 @@ enum class FrameKind : std::uint8_t {
   kProbe = 7,     // offset: what has been posted on the lane; asks for LANDED
   kLanded = 8,    // offset: what has landed
   kBack = 9,  // offset: where the raw bytes behind this frame, up to the peer's
-              // X, begin. They are the peer's, to be sent again
+              // X, begin. The peer sends them again
   kReset = 10,  // the anchor's reset that follows is the application's
 };
 

@@ -1,5 +1,5 @@
-// What TCP carries beside a busy lane: PROBE, which asks what has landed of the
-// bytes that the lane has taken, and the heartbeat.
+// The frames that TCP carries beside a busy lane: PROBE, which asks what has
+// landed of the bytes that the lane has taken, and the heartbeat.
 
 #include <algorithm>
 #include <utility>
@@ -20,7 +20,7 @@ bool Stream::Probe() {
   }
   if (probe_out_) {
     probe_asked_ = false;  // its answer counts, or frequent questions would
-                           // hide it
+                           // hide that the lane is dead
   } else {
     SendProbe();
     FlushOut();
@@ -36,8 +36,8 @@ void Stream::SendProbe() {
 }
 
 // On our ACK a peer that has closed lets go of its lane. The credit that it has
-// given before FIN may still be in its device. So we ask first, and its answer
-// says what it has read.
+// given before FIN may still be in its device. So this end asks first, and the
+// peer's answer says what it has read.
 void Stream::AskWhatIsRead() {
   if (!pclosed_ || tx_ != Tx::kLane || !LaneUsable() || fin_sent_ ||
       probe_out_ || AckedOff() >= tx_off()) {
@@ -60,7 +60,8 @@ void Stream::AskLanded() {
 
 void Stream::Beat() {
   // If a frame of ours waits to be sent, or an end is on its way, TCP is not
-  // silent. An unread frame would turn the peer's exit into a reset.
+  // silent, and needs no heartbeat. An unread frame would turn the peer's exit
+  // into a reset.
   if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_ || pfin_known_ ||
       !out_.empty()) {
     return;
@@ -104,8 +105,8 @@ void Stream::OnProbe() {
   // most waits here. More would fill our memory.
   constexpr std::size_t kMostWaiting = 4096;
   if (out_.size() > kMostWaiting) return;
-  // What lands behind our close is never read, and its writer must hear of
-  // that.
+  // Bytes that land after our close are never read, and their writer must learn
+  // of that.
   const std::uint64_t landed = InOff() + (closed_ ? 0 : lane_->Readable());
   // The peer asks after a silence. If this process is killed now or later, the
   // peer should know what has been read, as with TCP.

@@ -90,8 +90,8 @@ void Stream::CheckPending() {
     if (tail > tail_rx_.size())
       tail = static_cast<std::uint8_t>(tail_rx_.size());
     if (tail < min_tail_) {
-      // So short a MAC would prove nothing. To a stranger the MAC over a byte
-      // or two would tell what they are.
+      // So short a MAC would prove nothing. The MAC over a byte or two would
+      // tell a stranger what these bytes are.
       Refuse(lane_, epoch_);
       return Trigger(base::Reason::kPeerRefused);
     }
@@ -141,14 +141,14 @@ void Stream::OnAccept(const Ctl& ctl) {
   out_.Append(commit.data(), commit.size());
   proven_ = true;
   tx_ = Tx::kComm;
-  // C has not proposed. What is unacknowledged stays in the ring, and a writer
-  // that waits for room in the copy gets it.
+  // C has not proposed. The bytes that are not acknowledged stay in the ring. A
+  // writer that waits for room in the copy gets that room.
   copy_.Clear();
   Emit(kTxReady);
 }
 
-// Posts all, or fails: if not all fits, what has been posted is raw data again,
-// which R tells from COMMIT.
+// Posts all bytes, or fails. If not all fit, what has been posted is raw data
+// again, which R distinguishes from COMMIT.
 bool Stream::PostHeld() {
   const iovec iov{const_cast<std::uint8_t*>(copy_.data()), copy_.size()};
   std::size_t done = 0;

@@ -99,7 +99,7 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
   if (so_error_ != 0) return -TakeError();
   if (last_write_ && !shut_ && total != 0) {
     last_write_ = false;
-    so_error_ = EPIPE;  // the answer to that write: the peer has hung up
+    so_error_ = EPIPE;  // the answer to that write came: the peer has hung up
     Emit(kRxReady | kTxReady);
     return static_cast<ssize_t>(total);
   }
@@ -176,7 +176,7 @@ std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
   // ring is in the stash too.
   const std::size_t stashed = std::min(stash_.size(), total);
   std::size_t got = stash_.CopyTo(iov, count, 0, total);
-  // At a fault, what lies behind the faulting piece is not next.
+  // At a fault, the bytes behind the faulting piece are not the next bytes.
   const bool part = got != stashed;
   if (!peek) {
     stash_.Drop(got);
@@ -207,8 +207,8 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
                          bool peek) {
   if (total == 0) return 0;
   std::optional<ssize_t> result;
-  // A look that finds nothing reads TCP. What that brings, such as a frame or
-  // the end, can make bytes readable only a few times.
+  // A look that finds nothing reads TCP. What TCP brings, a frame or the end
+  // for instance, can make bytes readable only a few times.
   for (int look = 0; look < 4 && !result; ++look) {
     result = ReadOnce(iov, count, total, peek);
   }
@@ -223,12 +223,12 @@ std::optional<ssize_t> Stream::ReadOnce(const iovec* iov, int count,
   if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
       !failed_) {
     // What the kernel has goes along, as if both were one queue. A reader may
-    // take a short answer for the end of what there is.
+    // take a short answer for the end of the data.
     got += RecvRest(iov, count, got, peek);
   }
   if (got != 0) return static_cast<ssize_t>(got);
-  // Behind the peer's FIN there is only the end, whatever came after. EPIPE is
-  // a reset after the peer's end. The writer gets it by write, SO_ERROR and
+  // After the peer's FIN there is only the end, whatever came later. EPIPE is a
+  // reset after the peer's end. The writer gets EPIPE by write, SO_ERROR and
   // poll; a reader does not.
   const bool past_fin =
       pfin_known_ ? rx_off() == pfin_ : eof_ && so_error_ == EPIPE;

@@ -46,9 +46,9 @@ class Anchor {
 
 struct Limits {
   // The most bytes read ahead from TCP (rules 4, 7, 21); one byte more is
-  // allowed. A bulk sender has as much on its way as the kernel's buffers hold:
-  // 6 MiB by default. With less, the receiver would refuse such a stream its
-  // lane again and again.
+  // allowed. A bulk sender has as many bytes on their way as the kernel's
+  // buffers hold: 6 MiB by default. With a smaller limit, the receiver would
+  // refuse a bulk stream its lane again and again.
   std::size_t stash = 8 * 1024 * 1024;
 };
 
@@ -86,10 +86,10 @@ constexpr bool IsFailover(base::Reason reason) {
          reason == Reason::kPeerGone || reason == Reason::kProtocol;
 }
 
-// For an owner that posts to the lane and reads from it past the Stream. It
-// lies in a line that the owner touches anyway, so such a call needs no line of
-// the Stream's. The owner counts what it has moved so, for ever. The Stream
-// says whether it may.
+// For an owner that posts to the lane and reads from the lane past the Stream.
+// The struct lies in a line that the owner touches anyway, so a call past the
+// Stream needs no line of the Stream's. The owner counts here what it has
+// moved, for ever. The Stream sets may_send and may_receive.
 struct Quick {
   std::uint64_t tx = 0;
   std::uint64_t rx = 0;
@@ -102,13 +102,17 @@ struct Quick {
 // anchor. Once the stream is adopted, every byte of either direction passes
 // through it.
 //
+// The comments name the ends as docs/protocol.md does. P proposes, and R
+// responds. C has connected, and S has accepted.
+//
 // The owner holds the tx and rx latches around every call except the fast
 // paths: Write while FastTx() under the tx latch alone, Read while FastRx()
 // under the rx latch alone. Transitions happen under both latches. So what
 // FastTx() says under one latch stays true as long as that latch is held.
 class Stream {
  public:
-  // `quick` is null, or outlives the Stream, or its owner no longer uses it.
+  // `quick` is null, or outlives the Stream, or its owner uses the Stream no
+  // longer.
   Stream(Role role, Anchor* anchor, Limits limits, Quick* quick = nullptr);
   // Allocates from a pool of Streams; null when out of memory.
   static void* operator new(std::size_t size) noexcept;
@@ -117,7 +121,7 @@ class Stream {
   static void operator delete(void* at) noexcept;
 
   // --- The application's calls. They return bytes, or -errno; -EAGAIN: not
-  // now. They never block. Signals and flags are the owner's business.
+  // now. They never block. The owner handles signals and flags.
   ssize_t Write(const iovec* iov, int count, std::size_t total) {
     if (fast_tx_) [[likely]] {
       std::size_t n = lane_->Post(iov, count, 0, total);
@@ -135,8 +139,8 @@ class Stream {
     }
     return ReadSlow(iov, count, total, peek);
   }
-  // SHUT_WR. Returns 0 or -errno. It takes effect when the state resolves (rule
-  // 16).
+  // SHUT_WR. Returns 0 or -errno. The shutdown takes effect when the state
+  // resolves (rule 16).
   int ShutdownWrite();
   // Returns true after ShutdownWrite or Close. Requires either latch.
   bool Shut() const { return shut_; }
@@ -144,9 +148,9 @@ class Stream {
   // peer must get RST. The stream lives on, driven by Progress, until
   // kFinished.
   void Close(bool reset);
-  // Says in a frame, if one is legal, that the reset of the anchor that follows
-  // is the application's, or due to unread data. Otherwise the peer cannot tell
-  // it from a reset that only an unread frame has caused.
+  // Says in a frame, if one is legal, why the anchor is about to be reset: the
+  // application wants it, or there is unread data. Otherwise the peer cannot
+  // distinguish this reset from one that only an unread frame has caused.
   void TellReset();
   // SO_ERROR: returns the error that the next call would report, once. 0: none.
   int TakeError();
@@ -160,21 +164,22 @@ class Stream {
   void Adopt(std::uint64_t tx_off, std::uint64_t rx_off);
   // Both ends have adopted the stream and hold this lane: rule 1. `lane` stays
   // valid until ReleaseLane. The peer's COMMIT must show the nonce `mine`; this
-  // end shows `peers`. `min_tail` serves a lane whose other end is not known to
-  // be the peer. First that end must prove to know that many raw bytes sent
-  // after this call, 64 at most. Until then it gets no COMMIT and no byte of
-  // the application's.
+  // end shows `peers`.
+  //
+  // `min_tail` serves a lane whose other end is not known to be the peer. First
+  // that end must prove to know that many raw bytes sent after this call, 64 at
+  // most. Until then it gets no COMMIT and no byte of the application's.
   void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
               const Nonce& peers, bool may_propose, std::uint8_t min_tail = 0);
   // Call it when the anchor may be readable or writable, or the lane has news.
-  // Does all that can be done now. It flushes, reads frames, reads ahead what
-  // the switch waits for, takes lane control messages, and notices a dead lane.
+  // Does all that can be done now: flushes, reads frames, reads ahead what the
+  // switch waits for, takes lane control messages, and notices a dead lane.
   void Progress();
   void Timer();
   // Call it now and then for a lane that can silently lose what it has taken,
-  // by a dead link or a transport that retries for ever. It asks the peer by
-  // TCP what has landed, unless credit covers all. If nothing moves in several
-  // answers, it gives the lane up. Returns true if something is still to be
+  // by a dead link or a transport that retries for ever. Unless credit covers
+  // all, asks the peer by TCP what has landed. If nothing moves in several
+  // answers, gives the lane up. Returns true if something is still to be
   // confirmed.
   bool Probe();
   // Asks as Probe does, for an application that wants to know what is unsent.
@@ -184,42 +189,42 @@ class Stream {
   // silent connection.
   void Beat();
   // Returns true if the stream is closed by a reset and bytes may still be on
-  // their way on a lane to another host. TCP would bring the reset behind them,
-  // so it waits until they have landed, or for Hurry. The owner calls Hurry
-  // soon.
+  // their way on a lane to another host. Over TCP the reset would come after
+  // them. So the reset waits until they have landed, or for Hurry. The owner
+  // calls Hurry soon.
   bool AwaitsLanding() const;
   void Hurry();
   // Leaves the lane by this end's own will (rule 11 ff.), or because its owner
   // has found it dead.
   //
-  // `leave`: a user that does not know this stream, such as another process or
-  // stdio, is about to get the anchor too. What has landed and is unread is
-  // left to the peer, which sends it again over TCP. So it ends in the kernel's
-  // queue, which all can read. For that, bytes read ahead are handed back to
-  // the peer.
+  // `leave`: a user that does not know this stream, another process or stdio
+  // for instance, is about to get the anchor too. What has landed and is unread
+  // is left to the peer, which sends it again over TCP. So the bytes end in the
+  // kernel's queue, which all can read. For that, bytes read ahead are handed
+  // back to the peer.
   void Demote(base::Reason reason, bool leave = false);
   // Returns true if only Read may take what TCP has, so the owner must ask the
-  // kernel what there is. Only what a switch waits for is read ahead. If this
-  // process dies, the kernel resets the bytes in its queue. They are subject to
-  // its flow control, and urgent data may follow them.
+  // kernel what is there. Only what a switch waits for is read ahead. Bytes in
+  // the kernel's queue are subject to its flow control, urgent data may follow
+  // them, and the kernel resets them if this process dies.
   bool AtKernel() const {
     return rx_ == Rx::kRaw && ahead_ == 0 && !eof_ && !failed_ && !closed_;
   }
-  // How many of the next bytes from TCP the application has already.
+  // How many of the next bytes from TCP the application already has.
   std::size_t Ahead() const { return ahead_; }
   // Returns true if the peer has sent bytes that this end has not taken. A
   // close, or the end of the process, is then a reset.
   bool Untaken() const;
-  // Returns true if only bytes read ahead, and an error that the kernel has
-  // reported, keep the owner from using the anchor directly. After TakeStash it
-  // may.
+  // Returns true if nothing but bytes read ahead, and an error that the kernel
+  // has reported, keeps the owner from using the anchor directly. After
+  // TakeStash the owner may use it.
   bool OnlyStash() const;
   // Returns the error that a reader would get behind these bytes.
   int ErrorBehindStash() const;
   ByteQueue TakeStash();
   void GiveStash(ByteQueue bytes) { stash_.Swap(bytes); }
-  // Tells the peer that a lane is not taken. So it need not wait for an answer
-  // to its PROPOSE.
+  // Tells the peer that this end does not take the lane. So the peer need not
+  // wait for an answer to its PROPOSE.
   static void Refuse(lane::Lane* lane, std::uint32_t epoch);
   // Call it after kSettled. The caller may then destroy the lane.
   void ReleaseLane();
@@ -235,8 +240,8 @@ class Stream {
   // --- State
   Tx tx() const { return tx_; }
   Rx rx() const { return rx_; }
-  // FastTx: Write is lane->Post and a counter. FastRx: Read is lane->Read and a
-  // counter.
+  // FastTx: Write is only lane->Post and a counter. FastRx: Read is only
+  // lane->Read and a counter.
   bool FastTx() const { return fast_tx_; }
   bool FastRx() const { return fast_rx_; }
   // Returns true if the next byte comes from the lane. The end may be known
@@ -265,12 +270,14 @@ class Stream {
   // nothing queued and nothing stashed. The owner may then use the anchor
   // directly again.
   bool Idle() const;
-  // Every write fails from now on, whatever the kernel would say to the next.
+  // Every write fails from now on, whatever the kernel would answer to the
+  // next.
   bool TxBroken() const { return tx_broken_; }
-  // To TCP the connection has been reset, and the application could know it.
+  // As TCP sees it, the connection has been reset, and the application could
+  // know it.
   bool Gone() const { return tx_broken_ && !last_write_; }
-  // The peer has said that it sends no more, whether that is read or not. This
-  // end has told it so too.
+  // Returns whether the peer has said that it sends no more. The application
+  // may have bytes still to read before that end.
   bool PeerEnded() const { return eof_ || pfin_known_; }
   bool FinSent() const { return fin_sent_; }
   // Both directions have ended, also on TCP.
@@ -304,7 +311,8 @@ class Stream {
     kSwitch,   // a SWITCH that waits for TCP to reach X_r
     kGot,      // GOT sent, or (R) COMMIT verified and GOT awaited
   };
-  // Switches single rules off, so that tests show that they notice.
+  // Switches single rules off, so that tests show that they notice a broken
+  // rule.
   enum Broken : std::uint16_t {
     kNoFreeze = 1,
     kRawFirst = 2,
@@ -331,8 +339,8 @@ class Stream {
   // The application's calls (stream.cc).
   ssize_t WriteSlow(const iovec* iov, int count, std::size_t total);
   ssize_t ReadSlow(const iovec* iov, int count, std::size_t total, bool peek);
-  // One look at all that there is to read. Returns nothing if another look may
-  // find more, because TCP has brought a frame or the end.
+  // One look at all that there is to read. If another look may find more, since
+  // TCP has brought a frame or the end, returns nothing.
   std::optional<ssize_t> ReadOnce(const iovec* iov, int count,
                                   std::size_t total, bool peek);
   std::optional<ssize_t> ReadKernel(const iovec* iov, int count, bool peek);
@@ -408,7 +416,7 @@ class Stream {
   void TellLeft();
   bool MayLetGo() const;
   std::size_t WantedAhead() const;
-  // Rule 21. One byte more tells whether TCP ends there.
+  // Rule 21. One byte more shows whether TCP ends there.
   bool StashIsFull() const { return stash_.size() > limits_.stash; }
   bool PeerIsDead() const;
   void OnTcpEnd(int error);
@@ -428,7 +436,8 @@ class Stream {
   // Staged bytes are kept here: instead of in the ring, or beside it for a tie.
   bool Copies() const { return Holds() || role_ == Role::kAcceptor; }
   // Bytes accepted from the peer: those that the application took, and the
-  // stash. It leaves out bytes that it took and that are still to come by TCP.
+  // stash. Bytes that the application took, and that are still to come by TCP,
+  // do not count.
   std::uint64_t InOff() const { return rx_off() + stash_.size() - ahead_; }
   bool ReadsLimbo() const {
     return returns_ && !limbo_.empty() && (broken_ & kHideReturns) == 0;
@@ -478,8 +487,9 @@ class Stream {
       false;  // own PROPOSE's, or the peer's: the roles exclude each other
   bool got_sent_ = false;
   bool accept_ = false;  // ring bytes may be taken
-  // The holder of the lane's other end also holds the connection's. That is
-  // known from the start, or by its ACCEPT (of min_tail_ bytes) or COMMIT.
+  // The process at the lane's other end also holds the connection's other end.
+  // That is known from the start, or by that process's ACCEPT (of min_tail_
+  // bytes) or COMMIT.
   bool proven_ = true;
   bool lane_down_seen_ = false;
   Waiting waiting_ = Waiting::kNothing;
@@ -490,18 +500,19 @@ class Stream {
   std::uint64_t x_ = 0;            // own X_p or X_r
   std::uint64_t posted_base_ = 0;  // lane_->Posted() at x_
   std::uint64_t rx_x_ = 0;         // the peer's X, while waiting_ != kNothing
-  // The staged bytes while in PROP, if Copies(). An unproven peer gets none
-  // into the ring: its credit would be a stranger's word. On a tie C drops S's
-  // bytes from the ring, before S knows of the tie.
+  // The staged bytes while in PROP, if Copies(). An unproven peer gets no
+  // staged byte into the ring: the credit for it would be a stranger's claim.
+  // On a tie C drops S's bytes from the ring, before S knows of the tie.
   ByteQueue copy_;
   // What waited in the ring, not trusted, when the lane was frozen, or what a
   // tie dropped. It is delivered only if TCP ends exactly at rx_x_: then the
   // peer died staging (rule 18).
   //
   // With returns_: what the application could read when the lane was left to
-  // the peer, which sends it again from rx_x_ on. It has been shown, so it is
-  // read here until the peer has gone raw. Bytes that are read so (ahead_) come
-  // by TCP too, and are dropped there. Then stash_ is empty: it is read before.
+  // the peer, which sends these bytes again from rx_x_ on. The application may
+  // have peeked at them, so it reads them here until the peer has gone raw. The
+  // ahead_ bytes that it has read here come by TCP too, and are dropped there.
+  // stash_ is empty then: the application has read it first.
   ByteQueue limbo_;
   bool returns_ = false;
   std::size_t ahead_ = 0;
@@ -511,13 +522,13 @@ class Stream {
   bool left_known_ = false;
   bool left_taken_ = false;
   std::uint64_t left_at_ = 0;
-  // For a lane whose memory outlives its process. told_left_: what the peer has
-  // been told of this end's leaving. hands_over_: a user here waits for the
-  // connection, and not for all that the peer sends again.
+  // For a lane whose memory outlives its process. told_left_: how far this end
+  // has told the peer that it has left the lane. hands_over_: a user here waits
+  // for the connection, and not for all that the peer sends again.
   lane::Lane::Left told_left_ = lane::Lane::Left::kNot;
   bool hands_over_ = false;
-  // What was left to the peer, from kept_at_ on. It comes by TCP, and the ring
-  // does not have all of these bytes.
+  // What was left to the peer, from kept_at_ on. These bytes come by TCP, and
+  // the ring does not have all of them.
   ByteQueue kept_;
   std::uint64_t kept_at_ = 0;
   // This end has gone raw, and the peer has not.
@@ -547,7 +558,8 @@ class Stream {
   bool last_write_ = false;   // tx_broken_, but TCP would not know it yet
   bool failed_ = false;       // the peer broke the rules
   int so_error_ = 0;          // reported once
-  int send_error_ = 0;        // a frame's send got it: for OnTcpEnd to judge
+  int send_error_ = 0;        // a frame's send has reported it: OnTcpEnd judges
+                              // it
   std::uint64_t pfin_ = 0;
 
   std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read

@@ -56,7 +56,7 @@ void Stream::TakeCtl() {
     }
     if (head == lane::Head::kData && waiting_ == Waiting::kTie) {
       // Rule 10: these bytes are behind a PROPOSE that lost. S has its own
-      // copy. They count only if S dies before it learns that (rule 18).
+      // copy. They count only if S dies before it learns of the tie (rule 18).
       std::size_t n = lane_->Readable();
       if (n == 0) return;
       std::uint8_t* to = nullptr;
@@ -90,7 +90,8 @@ void Stream::OnCtl(const Ctl& ctl) {
     case CtlKind::kAccept:
       return OnAccept(ctl);
     case CtlKind::kRefuse:
-      // An answer; or the peer has left before any PROPOSE, or before COMMIT.
+      // Either an answer, or the peer has left before any PROPOSE, or before
+      // COMMIT.
       return Trigger(
           tx_ == Tx::kProp || tx_ == Tx::kComm ? base::Reason::kPeerRefused
           : tx_ == Tx::kRaw && rx_ == Rx::kRaw ? base::Reason::kPeerDemoted

@@ -16,10 +16,11 @@ class DeviceDirectory {
 };
 
 // Loads libibverbs' own libraries for the present devices. If libibverbs finds
-// none that fits, it loads all it has, seventeen on Debian. That takes three
-// quarters of the time from the first look for a device to the first handshake.
-// What can't be guessed is left to libibverbs. `function` is any of libibverbs,
-// whose directory has the libraries.
+// no library that fits, it loads all it has, seventeen on Debian. That takes
+// three quarters of the time from the first look for a device to the first
+// handshake. A device whose library this function cannot guess is left to
+// libibverbs. `function` is any of libibverbs, whose directory has the
+// libraries.
 void LoadProviders(const void* function);
 
 }  // namespace rcsock::verbs

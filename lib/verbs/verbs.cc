@@ -136,9 +136,9 @@ void Adopt(int* fd) {
   SetNonBlocking(*fd);
 }
 
-// Returns true if a child of fork may use libibverbs behind a parent that did.
-// It may not where libibverbs counts the pages that fork must not copy. Another
-// thread may have had the lock of that count.
+// Returns true if a child of fork may use libibverbs after its parent has used
+// it. It may not where libibverbs counts the pages that fork must not copy:
+// another thread of the parent may have held the lock of that count.
 bool FreeOfForks() {
   ibv_fork_status (*initialized)() = nullptr;
   return Find(g_cm, nullptr, "ibv_is_fork_initialized", &initialized) &&

@@ -29,9 +29,9 @@ bool AnyDevice();
 // In the child of fork. If the parent has used a device, this closes the
 // inherited descriptors. Then no object of the parent's may be touched or
 // destroyed. The next Load() loads librdmacm once more, for objects of the
-// child's own. It fails, until the child executes another program, in three
-// cases: OpenCopy cannot copy, the kernel is older than 5.12, or the program
-// has librdmacm for itself.
+// child's own. That Load() fails, until the child executes another program, in
+// three cases: OpenCopy cannot copy, the kernel is older than 5.12, or the
+// program has librdmacm for itself.
 void ForkChild();
 // Counts the calls of ForkChild. A thread that comes back from a handler that
 // forked finds it changed.
@@ -89,7 +89,7 @@ bool ResolveRoute(rdma_cm_id* id, int timeout_ms);
 void AdoptContext(ibv_context* context);
 // Makes librdmacm look which devices there are, and close the context of a
 // device that has gone. That context had these two descriptors, and is used no
-// more. Some drivers' devices can't go before.
+// more. Some drivers' devices cannot go before the context is closed.
 void CloseGone(int cmd_fd, int async_fd);
 // The QP belongs to the id. Asks for the inline size in *inline_ask, and for
 // less until the provider grants it. *inline_ask is then the size last asked

@@ -20,8 +20,8 @@
 
 namespace {
 
-// rcsock's version, and the versions of what two ends say to each other. Two
-// ends whose latter versions differ stay on TCP.
+// rcsock's version, and the versions of the protocols between two ends.  Two
+// ends with different versions of the protocols stay on TCP.
 std::string Version() {
   return "rcsock " RCSOCK_VERSION " (wire version: shared memory " +
          std::to_string(rcsock::rendezvous::kVersion) + ", RDMA " +

@@ -94,7 +94,7 @@ void Channel::SendHello() {
   hello.cookie_at = reinterpret_cast<std::uintptr_t>(cookie_);
   hello.busy_at = reinterpret_cast<std::uintptr_t>(&busy_);
   std::memcpy(hello.cookie, cookie_, sizeof cookie_);
-  // These are the first bytes of a connection: its buffers are empty.
+  // The hello is the first bytes of a connection, so its buffers are empty.
   if (rcs_send(fd_, &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) !=
       static_cast<ssize_t>(sizeof hello)) {
     phase_ = Phase::kPlain;
@@ -147,8 +147,8 @@ void Channel::StepLatched() {
   if (now != Phase::kHello && now != Phase::kMaybe && now != Phase::kSpoken) {
     return;
   }
-  // No read before it is known that there are bytes. It would take the error of
-  // the connection, which the application must see.
+  // Reads only once bytes are known to be there. Another read would take the
+  // error of the connection, which the application must see.
   pollfd one{fd_, POLLIN, 0};
   if (rcs_poll(&one, 1, 0) == 0) return;
   int there = 0;
@@ -167,8 +167,8 @@ void Channel::StepLatched() {
     return;
   }
   if (n < static_cast<ssize_t>(sizeof hello)) {
-    // The hello comes in pieces. Or the peer has no hello, but bytes that begin
-    // like one, and waits.
+    // The hello comes in pieces. Or the peer sends no hello, but bytes that
+    // begin like a hello, and waits.
     const std::int64_t ms = NowMs();
     if (begun_ms_ == 0) begun_ms_ = ms;
     if (ms - begun_ms_ < kMostPieceMs) return;
@@ -192,7 +192,7 @@ void Channel::StepLatched() {
 
 // --- Receiving
 
-// The peer has broken the rules: what follows cannot be told apart.
+// The peer has broken the rules, so the bytes that follow have no meaning.
 void Channel::BreakLatched() {
   rcs_shutdown(fd_, SHUT_RDWR);
   data_left_ = write_left_ = 0;

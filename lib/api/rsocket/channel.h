@@ -131,7 +131,7 @@ class Channel {
 
   void SendHello() RC_REQUIRES(rx_);
   void TakeHello(const Hello& hello) RC_REQUIRES(rx_);
-  // These return false if the peer must not have sent the record.
+  // These functions return false if the peer must not have sent the record.
   bool TakeRecord() RC_REQUIRES(rx_);
   bool TakeMap(const Record& record) RC_REQUIRES(rx_);
   bool TakeWrite(const Record& record) RC_REQUIRES(rx_);
@@ -193,8 +193,9 @@ class Channel {
   unsigned char* write_to_ RC_GUARDED_BY(rx_) = nullptr;
   std::vector<Local> locals_ RC_GUARDED_BY(rx_);
   std::vector<Remote> remotes_ RC_GUARDED_BY(rx_);
-  // How many of the peer's writes its device has placed here. That device
-  // writes it behind each. It has a page of its own, since it is registered.
+  // How many of the peer's writes its device has placed here. The peer's device
+  // writes the counter behind each write. The counter has a page of its own,
+  // since it is registered.
   std::uint64_t* counter_ RC_GUARDED_BY(rx_) = nullptr;
   rcs_exposure counter_exposed_ RC_GUARDED_BY(rx_){};
   rcs_exposure peer_counter_ RC_GUARDED_BY(rx_){};  // where ours counts

@@ -7,9 +7,9 @@
 
 namespace rcsock::rsocket {
 
-// The rsockets of this process that are more than a stream, by descriptor. It
-// also owns a thread, the pump, which takes records for mapped memory: the
-// program may do no more than look at that memory. Any thread may call it.
+// The rsockets of this process that are more than a stream, by descriptor. Also
+// owns a thread, the pump, which takes records for mapped memory: the program
+// may do no more than look at that memory. Any thread may call it.
 class Channels {
  public:
   // Returns true if `fd` may have a channel: one load.

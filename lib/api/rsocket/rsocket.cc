@@ -45,8 +45,8 @@ RCSOCK_EXPORT int raccept(int fd, sockaddr* address, socklen_t* length) {
     // Beyond the numbers that are kept here it is a stream, and no more.
     if (channel == nullptr) return accepted;
     channel->Accepted(listener.get());
-    // An end that is to map memory must know now whether its peer maps too. The
-    // hello of such a peer is on its way.
+    // An end that is to map memory must know now whether its peer maps too. If
+    // the peer maps, its hello is on its way.
     Shake(channel, channel->iomap_size() > 0 ? 1000 : 0);
     return accepted;
   });

@@ -29,8 +29,8 @@ bool WaitFor(int fd, short events, int timeout);
 // For poll. A time beyond its range is as good as for ever (24 days).
 int Milliseconds(const timeval& time);
 
-// Waits until there is something to read, as the stream itself waits in a read.
-// It has the stream's time-out, and goes on after a signal if the handler says
+// Waits until there is something to read, as the stream itself waits in a read:
+// with the stream's time-out, and going on after a signal if the handler says
 // so. Returns false with errno, which may be the stream's own error.
 bool WaitToRead(int fd);
 

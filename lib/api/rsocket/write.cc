@@ -29,8 +29,9 @@ constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::size_t kPage = 4096;
 
 // RCSOCK_PEERS names other users, and RCSOCK_MEET_DIR a directory in which
-// processes of other containers are met. They are read when the library is
-// loaded, as by librcsock: the program may clear its environment afterwards.
+// processes of other containers are met. Both are read when the library is
+// loaded, as librcsock reads them: the program may clear its environment
+// afterwards.
 bool other_users = false;
 [[gnu::constructor]] void ReadOtherUsers() {
   for (const char* name : {"RCSOCK_PEERS", "RCSOCK_MEET_DIR"}) {

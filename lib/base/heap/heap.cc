@@ -1,7 +1,8 @@
 // What the libraries allocate, with asio and the standard library in them,
-// comes from pools of their own. They do not use the program's heap: a signal
-// handler that has interrupted malloc may call send(), close() or shutdown().
-// The operators are the library's alone: its version script hides them.
+// comes from pools of their own. The libraries do not use the program's heap: a
+// signal handler that has interrupted malloc may call send(), close() or
+// shutdown(). The operators are the library's alone: its version script hides
+// them.
 
 #include <sys/mman.h>
 
@@ -21,8 +22,8 @@ namespace rcsock::base {
 namespace {
 
 // The head before each block: how many bytes a pool or a mapping has given, and
-// how many of them lie before the head. What follows is aligned as new's result
-// has to be.
+// how many of them lie before the head. The bytes after the head are aligned as
+// new's result has to be.
 struct alignas(__STDCPP_DEFAULT_NEW_ALIGNMENT__) Head {
   std::size_t bytes;
   std::size_t before;

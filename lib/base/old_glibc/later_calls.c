@@ -1,6 +1,6 @@
-// Functions that our libraries need and glibc 2.17 does not have. libstdc++ and
-// libsodium of the machine that builds ask for some of them. All these
-// functions are hidden.
+// Functions that rcsock's libraries need and glibc 2.17 does not have.
+// libstdc++ and libsodium of the machine that builds need some of them. All
+// these functions are hidden.
 //
 // stat() and fstat() are functions of libc only from 2.33 on. Before, the
 // linker took them from libc's static part.
@@ -44,8 +44,8 @@ int lstat64(const char* path, struct stat64* status) {
   return __lxstat(kStatVersion, path, (struct stat*)status);
 }
 
-// libstdc++ uses plain instructions in place of locked ones while it is true.
-// Our processes have a thread of their own.
+// libstdc++ uses plain instructions in place of locked ones while this is true.
+// It is always false here: rcsock's processes have a thread of rcsock's own.
 extern char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
@@ -74,7 +74,7 @@ int getentropy(void* to, size_t length) {
   return 0;
 }
 
-// Only std::random_device asks for it, if it is told to.
+// Only std::random_device calls it, if it is made with that name.
 uint32_t arc4random(void) {
   uint32_t random = 0;
   // libc's never fails, too.

@@ -1,8 +1,9 @@
 // Functions that glibc 2.34 moved from libpthread and libdl into libc. The
-// preload calls them wherever they are, and names neither library. The loader
-// of a later glibc would open both at each exec, and they hold nothing there.
-// The third library, libgcc_s, must stay: glibc unwinds a cancelled thread with
-// libgcc_s, and another copy of the unwinder cannot read its state.
+// preload calls them wherever they are, and has neither library as a
+// dependency. The loader of a later glibc would open both at each exec,
+// although they are empty there. The third library, libgcc_s, must stay: glibc
+// unwinds a cancelled thread with libgcc_s, and another copy of the unwinder
+// cannot read its state.
 //
 // A call may come before any constructor, and before a sanitizer's runtime has
 // begun. So this file calls only the loader and lib/base/image_symbols.h.
@@ -16,7 +17,7 @@ namespace {
 
 namespace base = rcsock::base;
 
-// What libdl is made of before glibc 2.34. libc has them for itself.
+// __libc_dlopen_mode of libc, on which libdl is built before glibc 2.34.
 using OpenMode = void*(const char* path, int mode);
 constexpr int kByDlopen = static_cast<int>(0x80000000);
 
@@ -31,8 +32,8 @@ void* Find(const char* name) {
   return nullptr;
 }
 
-// The program needs neither library, so nobody has loaded them. They become
-// visible to all, as if this library named them.
+// The program does not depend on libpthread and libdl, so nobody has loaded
+// them. They become visible to all, as if this library depended on them.
 void LoadOldLibraries() {
   const auto open = reinterpret_cast<OpenMode*>(Find("__libc_dlopen_mode"));
   if (open == nullptr) return;
@@ -53,7 +54,8 @@ void LoadOldLibraries() {
 
 }  // namespace
 
-// Without one of these glibc no program would have begun with this library.
+// Every glibc with which a program can begin under this library has the
+// function, in libc or in one of the two.
 extern "C" [[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_moved(
     const char* name) {
   void* found = Find(name);
@@ -70,8 +72,8 @@ extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
     void* address, dl_find_object* result) noexcept {
   static decltype(&::_dl_find_object) slot = nullptr;
   static bool looked = false;
-  // Once: where it is missing, the look goes on to what dlopen has brought, and
-  // another thread may unload that meanwhile.
+  // Once: if the function is missing, the look goes on to what dlopen has
+  // brought, and another thread may unload that meanwhile.
   if (!__atomic_load_n(&looked, __ATOMIC_ACQUIRE)) {
     __atomic_store_n(&slot,
                      reinterpret_cast<decltype(slot)>(Find("_dl_find_object")),

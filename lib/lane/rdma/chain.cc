@@ -9,13 +9,13 @@
 
 namespace rcsock::lane::rdma {
 
-// Writes behind so many others are signalled. So are writes that fill the
-// window: what waits for the window has a completion to wait for. The first
-// writes are not signalled: the completion of a request would wake a thread
-// that sleeps for the answer.
+// A write is signalled if this many others are in flight before it. So are
+// writes that fill the window: a send that waits for the window has a
+// completion to wait for. The first writes are not signalled: the completion of
+// a request would wake a thread that sleeps for the answer.
 constexpr std::uint64_t kSignalInFlight = 2;
-// ... and every so many anyway. Each may wake a thread that sleeps for an
-// answer, or cost a thread that is about to another arming.
+// ... and every so many anyway. A completion may wake a thread that sleeps for
+// an answer, or make a thread that is about to sleep arm once more.
 constexpr std::uint64_t kSignalEvery = 64;
 // From so many bytes on, other ways through the switches are worth a second
 // request. NCCL's NCCL_IB_AR_THRESHOLD has this value too.
@@ -53,9 +53,9 @@ void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
     wrs_[count_ - 1].send_flags |= IBV_SEND_SOLICITED;
     return;
   }
-  // iWARP has no immediate: a SEND of its four bytes follows the write, and the
-  // receiver gets the SEND when the write is in place. SendSlot makes a
-  // message's.
+  // iWARP has no immediate: a SEND of the immediate's four bytes follows the
+  // write, and the receiver gets the SEND when the write is in place. SendSlot
+  // makes the SEND of a message.
   Send(staged, sizeof(imm));
 }
 
@@ -177,8 +177,8 @@ void Chain::Credit(std::uint64_t word, bool wake) {
   if (wake) WakeImmediate(word, 0);
 }
 
-// The immediate has the credit, for the credit word alone would not do: nothing
-// says which of several writes to one place is there in the end.
+// The credit goes in the immediate, since the credit word alone would not do:
+// nothing says which of several writes to one place comes last.
 void Chain::WakeImmediate(std::uint64_t word, std::uint8_t flags) {
   const std::uint32_t imm = ring::Encode(
       {ring::Kind::kCredit, flags,
@@ -219,7 +219,7 @@ void Chain::Post() {
   }
   if (r == 0 || lane_.closing_.load(std::memory_order_relaxed)) return;
   RCSOCK_LOG(1, "rdma: %s: ibv_post_send: error %d", lane_.device(), r);
-  // What was to go stays in the mirror, for the path that takes over.
+  // The bytes stay in the mirror, for the path that takes over.
   lane_.Lost(base::Reason::kLaneError);
 }
 

@@ -37,9 +37,9 @@ class Chain {
     carried_ = static_cast<std::uint32_t>(consumed);
     carries_ = true;
   }
-  // Whether a message of `length` can take a credit along. The bits in an
-  // immediate are counted from what is known to have been sent. A credit word
-  // that is not inline may tell more than that when it goes out at last.
+  // Returns whether a message of `length` can take a credit along. The credit's
+  // bits in an immediate count from what is known to have been sent. A credit
+  // word that is not inline may have a later value when it goes out at last.
   bool MayCarry(std::uint32_t length) const {
     return lane_.iwarp_ || (length <= ring::kMaxWithCredit &&
                             lane_.inline_bytes_ >= sizeof(std::uint64_t));
@@ -67,10 +67,10 @@ class Chain {
     Write(static_cast<const std::byte*>(from), length, to, lkey, rkey);
     if (from_device_) KeepOut();
   }
-  // iWARP: adds a READ, whose answer tells that every write before it is in its
+  // iWARP: adds a READ. Its answer says that every write before it is in its
   // place.
   void Fence();
-  // The completion of the last write is that of all that has been placed.
+  // The completion of the last write counts for all that has been placed.
   void Ticket() { ticket_ = true; }
   bool empty() const { return count_ == 0; }
   bool Full() const { return count_ + 4 > kMost; }
@@ -80,9 +80,9 @@ class Chain {
   void Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
              std::uint32_t lkey, std::uint32_t rkey);
   // Adds a message in the byte ring, from `from`. InfiniBand switches may
-  // choose a way for each packet of a WRITE, and do not for a WRITE_WITH_IMM.
-  // So a long message is a WRITE, and an empty WRITE_WITH_IMM behind it, whose
-  // completion tells that both are in place.
+  // choose a way for each packet of a WRITE, but not of a WRITE_WITH_IMM. So a
+  // long message is a WRITE, and an empty WRITE_WITH_IMM behind it. The
+  // completion of the second says that both are in place.
   void Data(const ring::Placement& place, const std::byte* from,
             std::uint32_t lkey);
   void DataTo(const ring::Placement& place, const std::byte* from,

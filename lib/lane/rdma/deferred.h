@@ -13,19 +13,19 @@ class QpLane;
 class Deferred {
  public:
   // Calls `fn` when something begins to wait. `fn` arranges that Flush() is
-  // called within about a millisecond. Until then it is not called again.
+  // called within about a millisecond. Until then `fn` is not called again.
   void SetTimer(void (*fn)(void*), void* arg) {
     arg_ = arg;
     fn_.store(fn, std::memory_order_release);
   }
-  // Without a timer nothing may wait, for a thread that has sent need not come
-  // back.
+  // If there is no timer, nothing may wait: a thread that has sent need not
+  // come back.
   bool Enabled() const {
     return fn_.load(std::memory_order_relaxed) != nullptr;
   }
   void Add(QpLane* lane);
   void Remove(QpLane* lane);
-  // Any thread may call it. If nothing waits it is one look.
+  // Any thread may call it. If nothing waits, the call costs one look.
   void Flush() {
     if (count_.load(std::memory_order_seq_cst) != 0) FlushAll();
   }

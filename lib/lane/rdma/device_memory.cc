@@ -17,7 +17,7 @@ verbs::Mr RegisterDevice(ibv_pd* pd, const gpu::Memory& memory, void* at,
     verbs::Mr mr =
         verbs::RegisterDmabuf(pd, fd.get(), offset, at, length, access, error);
     if (mr != nullptr) return mr;
-    // What is only read has no order to keep.
+    // Memory that the device only reads needs no order.
     if ((access & IBV_ACCESS_REMOTE_WRITE) == 0) {
       mr = verbs::RegisterDmabuf(pd, fd.get(), offset, at, length,
                                  access | IBV_ACCESS_RELAXED_ORDERING, error);

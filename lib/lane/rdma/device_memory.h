@@ -9,8 +9,9 @@
 namespace rcsock::lane::rdma {
 
 // Registers memory of a GPU with an RDMA device: by a dma-buf, else by its
-// address, for which the kernel needs the GPU's peer-memory module. Null on
-// failure, with *error of the last way. The key has strict ordering.
+// address, for which the kernel needs the GPU's peer-memory module. Returns
+// null on failure, with the error of the last way in *error. The key has strict
+// ordering.
 verbs::Mr RegisterDevice(ibv_pd* pd, const gpu::Memory& memory, void* at,
                          std::size_t length, int access, verbs::Error* error);
 

@@ -37,7 +37,8 @@ bool IsSoftware(const ibv_device_attr& attr) {
 // The kernel may place an object's memory at this offset of the context's
 // descriptor. Then siw's library takes the object for one without memory
 // (SIW_INVAL_UOBJ_KEY), and destroys it. The kernel uses the first gap that is
-// large enough. So once a gap begins here, nothing can be made any more.
+// large enough. So once a gap begins at this offset, the library can make
+// nothing any more.
 constexpr std::size_t kSiwForbidden = 0x90000;
 // A queue that is made first lies across that offset.
 constexpr std::size_t kSiwEntry = 32;
@@ -56,7 +57,8 @@ class DeviceDomain final : public Domain {
       known = known || poller != nullptr;
       RdmaPoller::Retire(std::move(poller));
     }
-    // A thread that drains a retired poller, which stays, looks at deferred_.
+    // A retired poller stays, and a thread that drains it looks at deferred_.
+    // So deferred_ stays, too.
     if (known) (void)deferred_.release();
   }
 
@@ -162,7 +164,7 @@ class DeviceDomain final : public Domain {
                    verbs::Error* error);
 
   // The steps of CreateLane. Each returns false and sets *why if it fails. The
-  // caller gives back what the lane had by then, except the QP.
+  // caller then gives back what the earlier steps took, except the QP.
   bool Admit(int bell, QpLaneParts* parts, base::Reason* why,
              verbs::Error* error);
   bool TakeMemory(QpLaneParts* parts, base::Reason* why, verbs::Error* error);
@@ -183,8 +185,9 @@ class DeviceDomain final : public Domain {
   std::optional<Memory> memory_;
   Sink sink_;  // for iWARP
   std::unique_ptr<Deferred> deferred_ = std::make_unique<Deferred>();
-  // Fewer than bells: a completion queue and its receives are pinned memory. A
-  // thread that drains a poller gives to the board what is another bell's.
+  // Fewer pollers than bells: a completion queue and its receives are pinned
+  // memory. A thread that drains a poller gives completions of other bells to
+  // the board.
   static constexpr int kPollers = 32;
   std::unique_ptr<RdmaPoller> pollers_[kPollers];
   std::shared_ptr<std::atomic<std::uint32_t>> lanes_ =
@@ -215,7 +218,7 @@ bool DeviceDomain::Admit(int bell, QpLaneParts* parts, base::Reason* why,
   *why = !*error                 ? base::Reason::kDeviceFull
          : error->code == EMFILE ? base::Reason::kNoFds
                                  : ReasonOf(*error);
-  // A poller that is another bell's in the first place is better than none.
+  // A poller that belongs to another bell is better than none.
   verbs::Error none;
   for (int i = 0; i < kPollers && parts->set == nullptr; ++i) {
     parts->poller = pollers_[i].get();

@@ -32,9 +32,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
                                                base::Reason* why,
                                                verbs::Error* error) = 0;
-  // How large the receive rings of lanes made from now on are at first, slots
-  // and all, and how large they may grow. Both are rounded up to powers of two
-  // from 16 KiB to 8 MiB. By default 16 KiB, on iWARP 12 KiB, and 8 MiB.
+  // How large the receive rings of lanes made from now on are at first, and how
+  // large they may grow. The size includes slots and head line. Both are
+  // rounded up to powers of two from 16 KiB to 8 MiB. By default 16 KiB, on
+  // iWARP 12 KiB, and 8 MiB.
   virtual void SetRingBytes(std::size_t first, std::size_t most) = 0;
   // How lanes made from now on divide their work. The default depends on the
   // device.
@@ -43,9 +44,9 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // The poller of a bell, made if need be. Null: it could not be made.
   virtual Source* source(int bell) = 0;
   // From now on small sends may wait for a write to complete, or for
-  // FlushDeferred(). `fn` is called when a send begins to wait and none did.
-  // Any thread calls it, with latches held. It arranges that FlushDeferred() is
-  // called within Pace::flush_us.
+  // FlushDeferred(). `fn` is called when a send begins to wait and none waited
+  // before. Any thread calls `fn`, with latches held. `fn` arranges that
+  // FlushDeferred() is called within Pace::flush_us.
   virtual void SetFlushTimer(void (*fn)(void*), void* arg) = 0;
   virtual void FlushDeferred() = 0;  // any thread
   // The device has failed or gone: every lane on it is dead.

@@ -5,10 +5,10 @@
 
 namespace rcsock::lane::rdma {
 
-// Tells whether a completion queue has lost an event. A queue that was armed,
-// and then found empty, owes an event for the next completion that it is armed
-// for. The program may find that completion before the event. But an event that
-// has not come kLimitNs later will not come.
+// Finds out whether a completion queue has lost an event. A queue that was
+// armed, and then found empty, owes an event for the next completion that it is
+// armed for. A thread may find that completion before the event. But an event
+// that has not come kLimitNs later will not come.
 //
 // Threads: the poller's latch covers it.
 class EventWatch {
@@ -32,8 +32,8 @@ class EventWatch {
   }
 
  private:
-  // A device tells within microseconds, and a busy CPU takes an interrupt some
-  // milliseconds later.
+  // A device reports within microseconds, and a busy CPU takes an interrupt
+  // some milliseconds later.
   static constexpr std::uint64_t kLimitNs = 500'000'000;
 
   bool empty_ = false;

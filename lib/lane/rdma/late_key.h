@@ -13,7 +13,8 @@ namespace rcsock::lane::rdma {
 // registered. The peer took the target before it saw the withdrawal, and its
 // write is under way. The device refuses that write only while the key means
 // nothing. But devices give the key of a region that has gone to the next
-// region. So memory for peers is registered by RegisterForPeers.
+// region. So memory for peers is registered by RegisterForPeers, which avoids
+// this key.
 //
 // Threads: one at a time.
 class LateKey {

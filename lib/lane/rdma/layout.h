@@ -45,26 +45,26 @@ constexpr std::size_t kRingOfferSize = 16;
 // In the head line of the sending block.
 constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
 // iWARP: the immediates of the last wake-ups. A wake-up that has not gone out
-// yet is not written over. A peer that has not heard from it sends no more than
-// it may, and so is owed one more wake-up at most.
+// yet is not overwritten: a peer that has not got it sends no more than it may,
+// and so is owed one more wake-up at most.
 constexpr std::size_t kWakeCopiesAt = 32;
 constexpr std::uint32_t kWakeCopies = 8;
 static_assert(kWakeCopiesAt + kWakeCopies * sizeof(std::uint32_t) <= kSlotsAt);
 
-// iWARP: a SEND carries what stands in the sender's slot. That is the bytes of
-// a message that lies in its slot, a credit if the message has one, and the
-// immediate. Data of so many bytes goes in one request, where a write would
-// need a SEND after it. Longer would be faster up to some KiB. But each receive
-// that is posted must have room for it, and every lane needs kReceivesPerLane
-// receives.
+// iWARP: a SEND carries what stands in the sender's slot: the bytes of a
+// message that lies in its slot, a credit if the message has one, and the
+// immediate. Data of at most this many bytes goes in one request, where a write
+// would need a SEND after it. A larger limit would be faster up to some KiB.
+// But each receive that is posted must have room for it, and every lane needs
+// kReceivesPerLane receives.
 constexpr std::uint32_t kSendData = 64;
 constexpr std::uint32_t kSendCredit = 4;
 constexpr std::uint32_t kSendMost = kSendData + kSendCredit + 4;
 static_assert(kSendData >= ring::kCtlMax && kSendMost <= kSlotBytes);
 
 // The credit word: messages consumed, and the number of wake-ups sent, which
-// are immediates of kind kCredit. By that number the sender knows that there is
-// something to drain.
+// are immediates of kind kCredit. By the number of wake-ups the sender knows
+// that there is something to drain.
 constexpr int kWakeShift = 48;
 constexpr std::uint64_t kConsumedMask = (std::uint64_t{1} << kWakeShift) - 1;
 
@@ -81,11 +81,11 @@ constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes,
           std::min(RecordMax(ring_bytes), record_max)};
 }
 
-// A ring of so many bytes grows further for long records only.
+// A ring of this many bytes grows further for long records only.
 constexpr std::uint32_t kRingEnough = 1024 * 1024;
 // The limit where the lanes of the domain have kMany bytes already. They share
-// what is under way on the device, so each needs a smaller ring. And what all
-// of them together go round had better stay in a cache.
+// what is under way on the device, so each needs a smaller ring. And all of
+// their rings together should stay in a cache.
 constexpr std::uint32_t kRingEnoughOfMany = 256 * 1024;
 constexpr std::uint64_t kMany = 8 * 1024 * 1024;
 

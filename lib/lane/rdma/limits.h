@@ -26,7 +26,8 @@ constexpr std::uint32_t kLeastSendDepth = 48;
 // credits with an immediate (QpLane) that this end has not drained.
 constexpr std::uint32_t kReceivesPerLane = 40;
 // If the device has no shared receive queues, each lane has a queue of its own,
-// and posts so many receives again at a time. Intel's E810 and X722 are such.
+// and posts this many receives again at a time. Intel's E810 and X722 have
+// none.
 constexpr std::uint32_t kOwnBatch = 8;
 constexpr std::uint32_t kOwnReceives = kReceivesPerLane + kOwnBatch;
 

@@ -68,8 +68,8 @@ namespace {
 int Access(const ibv_pd* pd, bool remote) {
   int access = IBV_ACCESS_LOCAL_WRITE;
   if (remote) access |= IBV_ACCESS_REMOTE_WRITE;
-  // On iWARP an answered READ is all that tells that a WRITE is in its place.
-  // The READ gets what that peer itself has written.
+  // On iWARP only an answered READ shows that a WRITE is in its place.  The
+  // READ gets bytes that the peer itself has written.
   if (remote && verbs::IsIwarp(pd->context)) access |= IBV_ACCESS_REMOTE_READ;
   return access;
 }

@@ -43,7 +43,7 @@ using base::PinCount;
 // The memory of one protection domain. Blocks are cut from slabs, so that
 // thousands of lanes need few mappings. But each block has a registration of
 // its own, for exactly its bytes and for as long as it is handed out. So a peer
-// can reach what was made for it, and nothing else.
+// can reach the block that was made for it, and nothing else.
 //
 // Threads: any.
 class Memory {
@@ -61,8 +61,8 @@ class Memory {
   ibv_pd* pd() const { return pd_; }
   // How much the whole process may pin for the sake of speed.
   void SetBudget(std::uint64_t bytes) { budget_ = bytes; }
-  // False if more memory than a new lane has is not to be had. Then the
-  // `refused` hook is called.
+  // Returns whether a lane may have a block of `bytes`: one of the size of a
+  // new lane's, or one within the budget. If not, calls the `refused` hook.
   bool MayGrow(std::size_t bytes) const;
   std::uint64_t pinned() const {
     return pinned_.load(std::memory_order_relaxed);
@@ -87,15 +87,15 @@ class Memory {
 };
 
 // Where the answers of fences go, on iWARP. There the answer to a READ is a
-// message that writes: the peer's device needs the right to, and is told the
-// key. So the sink is memory of its own, which holds nothing and which no
-// thread looks at. The first lane that asks makes it, since few do, and it pins
-// a page.
+// message that writes. So the peer's device needs the right to write, and gets
+// the key. The sink is memory of its own, which holds nothing and which no
+// thread looks at. Few lanes ask for the sink, and it pins a page, so the first
+// lane that asks makes it.
 //
 // Threads: any.
 class Sink {
  public:
-  // False: not to be had now. Once true, it stays true.
+  // Returns false if the sink cannot be had now. Once true, it stays true.
   bool Ready(Memory* memory);
   const Block& block() const { return block_; }  // when Ready
 

@@ -26,7 +26,7 @@ void EncodeOffer(const Offer& offer, std::uint8_t* to);
 bool DecodeOffer(const std::uint8_t* from, Offer* offer);
 
 // READY: an offer, and a MAC. Its sender can make the MAC only if it has the
-// cluster key and has heard what the receiver said last. Zeros: no key.
+// cluster key and has got the receiver's last message. Zeros: no key.
 using ReadyMac = std::array<std::uint8_t, 16>;
 constexpr std::size_t kReadySize = kOfferSize + sizeof(ReadyMac);
 

@@ -19,7 +19,7 @@ namespace rcsock::lane::rdma {
 std::unique_ptr<QpLane> QpLane::Make(QpLaneParts parts) {
   std::unique_ptr<QpLane> lane(new (std::nothrow) QpLane(std::move(parts)));
   if (lane == nullptr) {
-    // Nothing has been moved.  NOLINTBEGIN(bugprone-use-after-move)
+    // Nothing has been moved. NOLINTBEGIN(bugprone-use-after-move)
     parts.poller->sleepers().Put(parts.words);
     parts.poller->Leave(parts.set, true);
     // NOLINTEND(bugprone-use-after-move)
@@ -62,9 +62,10 @@ QpLane::QpLane(QpLaneParts parts)
 }
 
 QpLane::~QpLane() {
-  // What the lane's messages have used of the SRQ is posted again when their
-  // completions are taken. Many providers remove those completions with the QP.
-  // So before that the QP gets no more messages, and the completions are taken.
+  // The receives that the lane's messages have used are posted to the SRQ again
+  // when their completions are taken. Many providers remove those completions
+  // with the QP. So first the QP gets no more messages, and then the
+  // completions are taken.
   Freeze();
   poller_->Settled([] {});
   {
@@ -88,7 +89,7 @@ QpLane::~QpLane() {
 }
 
 Region QpLane::RxRegion() const {
-  // What may be unread: the old ring too, while there are two.
+  // The most that may be unread: the old ring counts too, while there are two.
   std::size_t length = ring_bytes_;
   for (const Block& grown : rx_grown_) {
     if (grown) length += grown.bytes();
@@ -137,7 +138,7 @@ Offer QpLane::offer() const {
 void QpLane::SetPeer(const Offer& offer) {
   if (tx_) return;
   verbs::Error error;
-  // A peer may say what it likes. Beyond a new lane's size the limits of this
+  // A peer may offer any size. Beyond a new lane's size the limits of this
   // process hold here, as they do when a ring grows.
   const std::size_t bytes = kRingAt + offer.bytes;
   if (bytes > std::max(kBlockMin, most_ring_) || !memory_->MayGrow(bytes)) {
@@ -158,10 +159,10 @@ void QpLane::SetPeer(const Offer& offer) {
               offer.address + kMessages * kSlotBytes, tx_block_.lkey(),
               offer.key};
   tx_mirrors_[0] = tx_ring_.mirror;
-  // What goes into a slot does so by ReserveInline.
+  // ReserveInline puts what goes into a slot.
   tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes, 0, pace_.record));
   peer_ = offer;
-  // The peer has a mirror of what it writes to, as large as that.
+  // The peer has a mirror of the ring that it writes to, as large as that ring.
   if (offer.most_ring != 0) {
     most_rx_ring_.store(
         std::min(most_ring_, std::size_t{offer.most_ring} * kOfferPage),
@@ -207,7 +208,8 @@ void QpLane::Connected() {
   MayReceive();
   verbs::Error error;
   base::LatchGuard hold(post_latch_);
-  // Nothing may depend on this: without it the peer waits longer between tries.
+  // Nothing may depend on this call: without it the peer only waits longer
+  // between tries.
   if (!iwarp_ && !verbs::SetRnrTimer(qp_, &error)) {
     RCSOCK_LOG(2, "rdma: min_rnr_timer: %s: %d", error.call, error.code);
   }
@@ -227,7 +229,8 @@ void QpLane::Lost(base::Reason reason) {
                                        std::memory_order_seq_cst)) {
     return;
   }
-  // failed_ stored -> words changed. A sleeper takes its token, then looks.
+  // failed_ is stored before the words change. A sleeper takes its token, then
+  // looks at failed_.
   WakeLocal();
   poller_->board()->Post(
       static_cast<int>(notify_.load(std::memory_order_relaxed) >> 8), &mark_,
@@ -272,8 +275,8 @@ int QpLane::SleepTx(std::uint32_t token, const timespec* timeout) {
     Flush();
   }
   // A credit that came since the caller looked may have come without a wake-up.
-  // Then the wake-up that the receiver owes for all that this end has sent is
-  // still to come, or this look sees the credit.
+  // Then either the wake-up that the receiver owes for all that this end has
+  // sent has yet to come, or this look sees the credit.
   if (Consumed() > credit_seen_.load(std::memory_order_relaxed) || Closed()) {
     return -EAGAIN;
   }
@@ -293,7 +296,8 @@ void QpLane::Freeze() {
       RCSOCK_LOG(1, "rdma: %s: %d", error.call, error.code);
     }
   }
-  // The peer can write no more. What it has written is taken, and nothing else.
+  // The peer can write no more. This end takes what the peer has written, and
+  // nothing else.
   poller_->Settled([this] { latched_ = true; });
   rx_limit_ = std::min(rx_limit_, landed_.load(std::memory_order_acquire));
   WakeLocal();

@@ -34,55 +34,58 @@ namespace rcsock::lane::rdma {
 class Chain;
 class Deferred;
 
-// Set in the wr_id of a request whose completion says that what was placed
-// before it is in the peer's memory.
+// Set in the wr_id of a request. Its completion says that what was placed
+// before the request is in the peer's memory.
 constexpr std::uint64_t kTicket = std::uint64_t{1} << 62;
 
 // One end of a stream on a QP. Lane says which thread may call what. Three
 // latches of other objects cover most members: the stream's tx and rx latch,
 // and the poller's drain latch for what comes in. The send queue, which all
-// three use, has post_latch_. A thread that holds it takes no other latch.
+// three use, has post_latch_. A thread that holds post_latch_ takes no other
+// latch.
 //
 // Credit. Now and then the receiver writes the number of messages that it has
-// consumed into the sender's credit word, and tells no thread. A sender that
-// finds no room there sleeps. So once the receiver must suppose that, it sends
-// its next credit with an immediate of kind kCredit, a wake-up. It supposes so
-// if a sender that knows nothing newer than the credit of the last wake-up
-// (told_) has no room, given the messages that have landed. That covers every
-// sender that sleeps. What the sender knows is at least the last wake-up's
-// credit, or that wake-up is still on its way. And all that it has sent will
-// land. The receiver checks where it publishes credit and where messages land,
-// under post_latch_: whichever comes second sees both.
+// consumed into the sender's credit word, and wakes no thread. A sender that
+// finds no room there sleeps. So once the receiver must suppose that a sender
+// sleeps, it sends its next credit with an immediate of kind kCredit, a
+// wake-up. It supposes so when a sender with the credit of the last wake-up
+// (told_) would have no room, given the messages that have landed. That covers
+// every sender that sleeps: a sender knows at least that credit, or the last
+// wake-up is still on its way. And all that a sender has sent will land. The
+// receiver checks where it publishes credit and where messages land, under
+// post_latch_. Whichever check comes second sees both.
 //
 // A message takes along what has been consumed, in its immediate, or on iWARP
-// in its SEND. From a length of 128 KiB on the immediate has no room for it.
-// Only a thread that has drained the message knows that credit. So it counts
-// for told_ only once the sender shows that it knows, as any credit without a
-// wake-up. A sender that finds no room, or waits for Acked(), drains.
+// in its SEND. From a length of 128 KiB on the immediate has no room for the
+// credit. Only a thread that has drained the message knows that credit. So a
+// credit without a wake-up counts for told_ only once the sender shows that it
+// knows the credit. A sender that finds no room, or waits for Acked(), drains.
 //
 // An immediate has the low 8 bits of the credit. When the message lands, this
 // end has sent at most kMessages more than the credit says. Until the message
-// is drained, this end can send as many more as the send queue holds. What is
-// posted needs room there, which only drained completions make. What the queue
-// holds from before the message had been sent by then.
+// is drained, this end can send as many more as the send queue holds. A request
+// needs room in the send queue, and only drained completions make room. What is
+// in the queue from before the message had been sent when the message was.
 //
 // The credit word is no message, so nothing says when it is in its place.
-// Devices of InfiniBand and RoCE write it at once. But siw writes what TCP
-// brings, and a segment may end within the word. Then its low bytes are new and
-// its high bytes old for a while. As the word grows by kMessages at most, that
-// is less than the old credit, or the new credit. Less than is known says
-// nothing.
+// Devices of InfiniBand and RoCE write the word at once. But siw writes what
+// TCP brings, and a segment may end within the word. Then the low bytes are new
+// and the high bytes old for a while. As the word grows by kMessages at most,
+// such a value is less than the old credit, or it is the new credit. A value
+// less than what is known says nothing.
 //
-// Coalescing. While Pace::window writes are in flight and nothing has come from
-// the peer since the last write, small sends are put together. They go into the
-// mirror and into one record that waits, `waiting_`. The record goes out when a
-// write completes, or with the next message that cannot join it. It also goes
-// before a thread of this process sleeps or looks for something to receive
-// (Deferred::Flush), and within Pace::flush_us. If the device has
-// Pace::joins_bursts, the sends of a burst are put together too. A burst is
-// kBurst sends with nothing from the peer in between, by a thread that does
-// next to nothing but send. Then completions do not send the record, so that
-// records fill up: a device may complete a write before the call returns.
+// Coalescing. Small sends are put together while Pace::window writes are in
+// flight and nothing has come from the peer since the last write. They go into
+// the mirror and into one record that waits, `waiting_`. The record goes out
+// when a write completes, or with the next message that cannot join it. The
+// record also goes before a thread of this process sleeps or looks for
+// something to receive (Deferred::Flush), and within Pace::flush_us.
+//
+// If the device has Pace::joins_bursts, the sends of a burst are put together
+// too. A burst is kBurst sends with nothing from the peer in between, by a
+// thread that does next to nothing but send. In a burst completions do not send
+// the record, so that records fill up: a device may complete a write before the
+// call returns.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
@@ -138,21 +141,21 @@ class QpLane final : public RdmaLane {
     return target_.length == 0 ||
            rx_.next() > target_end_.load(std::memory_order_relaxed);
   }
-  // Whether what has been read ends within a send that goes on in an exact
-  // target. False from some time after the first look on, since the peer may
-  // say so for ever.
+  // Returns whether the bytes that have been read end within a send that goes
+  // on in an exact target. Returns false from some time after the first look
+  // on, since the peer may say so for ever.
   bool TargetGoesOn();
   // Closes the window. Unread bytes of the target go where they would be
-  // without it.
+  // without the target.
   void CloseTarget(Window* window);
 
   // A number that no other lane of the process has.
   std::uint32_t serial() const { return serial_; }
-  // A ticket for what has been posted so far. SentDone(ticket, posted) tells
-  // whether the memory it was sent from is needed no more. Either the peer has
-  // taken the bytes. Or they are in the peer's memory, and *copied says that
-  // they were copied in case they must go again by another way. `copy`: makes
-  // that copy now, if need be.
+  // Returns a ticket for what has been posted so far. SentDone(ticket, posted)
+  // returns whether the memory that was sent from is needed no more: the peer
+  // has taken the bytes, or they are in the peer's memory. In the second case
+  // *copied says whether the bytes were copied, in case they must go again by
+  // another way. `copy`: makes that copy now, if need be.
   std::int64_t SentTicket() const {
     return static_cast<std::int64_t>(direct_wrs_);
   }
@@ -196,8 +199,8 @@ class QpLane final : public RdmaLane {
   std::size_t Pinned() const override;
   void Lost(base::Reason reason) override;
 
-  // Posts what waits, if the send queue has room. True: nothing waits any more.
-  // Any thread may call it.
+  // Posts the records that wait, if the send queue has room. Returns true if
+  // nothing waits any more. Any thread may call it.
   bool Flush();
 
   // For tests.
@@ -255,8 +258,8 @@ class QpLane final : public RdmaLane {
     std::uint32_t lkey = 0;
     std::uint32_t rkey = 0;
   };
-  // Messages that the peer has consumed, as far as its credit word and the
-  // drained messages tell.
+  // Messages that the peer has consumed, by its credit word and the drained
+  // messages.
   std::uint64_t Consumed() const {
     return std::max(
         CreditWord().load(std::memory_order_acquire) & kConsumedMask,
@@ -271,7 +274,7 @@ class QpLane final : public RdmaLane {
   bool PostShort(IovCursor from, std::uint32_t all) RC_REQUIRES(post_latch_);
   // Writes bytes behind the record that waits. Returns how many.
   std::size_t Extend(IovCursor* from, std::size_t all) RC_REQUIRES(post_latch_);
-  // Sends what the chain has, with the last record and what credit is due.
+  // Sends what the chain has, with the last record and the credit that is due.
   void SendWaiting(Chain* chain) RC_REQUIRES(post_latch_);
   void LetWait(bool burst) RC_REQUIRES(post_latch_);
   std::size_t PostLarge(IovCursor from, std::size_t all);
@@ -311,8 +314,8 @@ class QpLane final : public RdmaLane {
   bool Streaming() const RC_REQUIRES(post_latch_);
   bool Bursts(bool reply);  // under the tx latch
   bool CreditAlong() RC_REQUIRES(post_latch_);
-  // Whether so much, consumed since the last credit, is worth a write of its
-  // own.
+  // Returns whether this much, consumed since the last credit, is worth a write
+  // of its own.
   bool CreditDue(std::uint64_t messages, std::uint64_t bytes) const {
     return messages >= kMessages / pace_.credit_part ||
            bytes > rx_ring_bytes_.load(std::memory_order_relaxed) /
@@ -379,13 +382,16 @@ class QpLane final : public RdmaLane {
   // before the immediate.
   void OnReceive(std::uint32_t imm, const std::byte* bytes,
                  std::uint32_t length);
-  // Takes the credit of a message, the bits of `mask`. False: it cannot be.
+  // Takes the credit of a message, the bits of `mask`. Returns false if the
+  // credit is impossible.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
-  // These return kNone if the message is in order. OnTarget takes a message
-  // while a target is open, or a placed message, which is data from here on.
+  // OnTarget and the functions below return kNone if the message is in order.
+  // OnTarget takes a message while a target is open, or a placed message, which
+  // is data from here on.
   base::Reason OnTarget(std::uint64_t number, ring::Imm* imm);
   base::Reason OnSetup(std::uint64_t number, ring::Imm imm);
-  // Takes away the credit that data brings. False: it cannot be.
+  // Takes away the credit that data brings. Returns false if the credit is
+  // impossible.
   bool TakeCarried(ring::Imm* imm, const std::byte* bytes,
                    std::uint32_t* length);
   void OnWakeup(const ring::Imm& imm);
@@ -432,8 +438,8 @@ class QpLane final : public RdmaLane {
   const PinCount queue_;
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
-  // How large a ring may grow, and how large this end's may so that the peer
-  // goes along.
+  // How large a ring may grow, and how large this end's ring may grow so that
+  // the peer goes along.
   const std::size_t most_ring_;
   std::atomic<std::size_t> most_rx_ring_;
   Offer peer_{};
@@ -509,13 +515,14 @@ class QpLane final : public RdmaLane {
   TxRingPlace tx_ring_;           // written under the tx latch as well
   // Length 0: nothing waits.
   ring::Placement waiting_ RC_GUARDED_BY(post_latch_){};
-  // A credit is owed that found no room in the queue.
+  // A credit is owed: the queue had no room for it.
   bool tell_owed_ RC_GUARDED_BY(post_latch_) = false;
-  // The peer has asked: the next credit that it may not know is a wake-up.
+  // The peer has asked: the next credit that the peer may not know is a
+  // wake-up.
   bool assures_ RC_GUARDED_BY(post_latch_) = false;
   std::uint32_t wakes_sent_ RC_GUARDED_BY(post_latch_) = 0;
   // Written under post_latch_: the last wake-up's credit, the last credit, and
-  // for each the bytes consumed by then.
+  // the bytes that were consumed at each of the two.
   std::atomic<std::uint64_t> told_{0};
   std::atomic<std::uint64_t> told_bytes_{0};
   std::atomic<std::uint64_t> published_{0};

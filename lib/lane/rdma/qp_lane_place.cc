@@ -54,8 +54,8 @@ void QpLane::Hide(std::uint32_t key) {
                 [&](const Exposed& one) { return one.mr->rkey == key; });
 }
 
-// The device carries out the requests of a QP in their order. It tells the
-// receiver of a message when all that came before is in its place.
+// The device carries out the requests of a QP in their order. It reports a
+// message to the receiver when all earlier requests are in their places.
 std::int64_t QpLane::Place(const void* from, std::size_t length,
                            std::uint64_t to, std::uint32_t key) {
   if (!tx_ || Closed()) return -ESTALE;
@@ -63,7 +63,8 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
   std::uint32_t lkey = 0;
   auto memory = UserMemory::Find(from, length);
   if (memory != nullptr && memory->device() != nullptr) {
-    // Of memory that was freed, the device would send what was there.
+    // If the program had freed the memory, the device would send what is there
+    // instead.
     const int gone = memory->device()->Check(from, length);
     if (gone != 0) return -gone;
   }
@@ -77,7 +78,7 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
   LookForCredit();
   if (Closed()) return -ESTALE;
   if (!HasRoom(kRoom)) {
-    // No other thread may look: the ends of sends wake none.
+    // No other thread may look for completions: the ends of sends wake none.
     poller_->Collect();
   }
   base::LatchGuard hold(post_latch_);
@@ -148,7 +149,7 @@ bool QpLane::MayPostDirect(std::uint32_t* lkey) {
 }
 
 // As PostLarge, but the device reads the application's memory, and the mirror
-// stays empty there. A path that must send the bytes again finds them by
+// stays empty at these bytes. A path that must send them again finds them by
 // direct_.
 std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
   std::uint32_t lkey = 0;
@@ -192,8 +193,8 @@ bool QpLane::SentDone(std::int64_t ticket, std::uint64_t posted, bool copy,
                       bool* copied) {
   *copied = false;
   if (Acked() >= posted) return true;
-  // The device has done with the memory only when the peer has the bytes. Until
-  // then it may read them again, for a packet that was lost.
+  // The device needs the memory until the peer has the bytes. Until then it may
+  // read them again, for a packet that was lost.
   if (!copy || Closed() || !Placed(ticket)) return false;
   for (Direct& one : direct_) {
     if (one.bytes == nullptr || one.start >= posted) continue;

@@ -12,14 +12,15 @@
 
 namespace rcsock::lane::rdma {
 namespace {
-// In a time that does not tell how much of the MAC is right.
+// Compares in constant time, so that the time does not show how much of the MAC
+// is right.
 bool IsMac(const std::uint8_t* bytes, const ReadyMac& mac) {
   std::uint8_t differs = 0;
   for (std::size_t i = 0; i < mac.size(); ++i) differs |= bytes[i] ^ mac[i];
   return differs == 0;
 }
 
-// A larger ring is worth its memory after two wake-ups for want of bytes, or
+// A larger ring is worth its memory after two wake-ups for lack of bytes, or
 // eight messages that may have been cut.
 constexpr std::uint32_t kGrowAfter = 8;
 constexpr std::uint32_t kStarved = 4;
@@ -63,7 +64,7 @@ void QpLane::CountRecord(std::uint32_t length) {
   if (length < RecordMax(rx_ring_bytes_.load(std::memory_order_relaxed))) {
     return;
   }
-  // The message may have been cut for want of a larger ring.
+  // The message may have been cut because the ring is too small.
   starves_.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -83,7 +84,7 @@ bool QpLane::LandedData(ring::Rx* at) {
 Head QpLane::Peek() {
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   if (State() == base::Reason::kNone) return Head::kEmpty;
-  // The lane is dead. What landed before that still counts.
+  // The lane is dead. What landed before its end still counts.
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   return Head::kDead;
 }
@@ -105,8 +106,8 @@ void QpLane::Taken() {
     PublishCredit();
   } else if (next == landed_.load(std::memory_order_relaxed) &&
              (credit_asked_ || Starves())) {
-    // A sender that may sleep is told of less, once there is nothing more here.
-    // So is a sender that has asked.
+    // A sender that may sleep, or that has asked, gets a smaller credit, once
+    // there is nothing more here.
     credit_asked_ = false;
     PublishCredit();
   }
@@ -140,12 +141,12 @@ bool QpLane::PublishLocked(Chain* chain, bool along) {
     waits_.store(true, std::memory_order_seq_cst);
     return false;
   }
-  // Before the write can be seen: the draining thread counts what lands against
-  // published_.
+  // Before the peer can see the write: the draining thread compares what lands
+  // with published_.
   const std::uint64_t before =
       published_.exchange(consumed, std::memory_order_seq_cst);
-  // published_ stored -> landed_ loaded, by Starves. The draining thread stores
-  // landed_, fences, and looks at published_.
+  // published_ is stored before Starves loads landed_. The draining thread
+  // stores landed_, fences, and looks at published_.
   const bool wake = consumed > told && (assures_ || Starves());
   if (wake && StarvesForBytes(landed_.load(std::memory_order_relaxed))) {
     starves_.fetch_add(kStarved, std::memory_order_relaxed);
@@ -174,8 +175,8 @@ std::uint64_t QpLane::Word(std::uint64_t consumed, bool wake) {
          (consumed & kConsumedMask);
 }
 
-// The sender has run out of bytes again and again. Offers it a larger ring, to
-// which it goes over with a message that says so.
+// The sender has run out of bytes again and again. Offers it a larger ring. The
+// sender goes over to that ring with a message that says so.
 void QpLane::GrowRing() {
   if (grow_stopped_ || offered_bytes_.load(std::memory_order_relaxed) != 0) {
     return;
@@ -256,8 +257,8 @@ void QpLane::Credit() {
   }
 }
 
-// An older credit word may lie over the newest, and its peer may sleep. Nothing
-// would be written over it while nothing is consumed.
+// An older credit word may overwrite the newest, and the peer may sleep. As
+// long as nothing is consumed, no later write would correct it.
 void QpLane::AssureCredit() {
   Credit();
   if (closing_.load(std::memory_order_relaxed) ||
@@ -358,7 +359,7 @@ bool QpLane::OnCarried(std::uint32_t bits, std::uint32_t mask) {
 [[gnu::always_inline]] inline void QpLane::OnWakeup(const ring::Imm& imm) {
   const std::uint64_t seen = wakes_seen_.load(std::memory_order_relaxed) + 1;
   wakes_seen_.store(seen, std::memory_order_release);
-  // Each wake-up is for something that this end has sent, and tells how much of
+  // Each wake-up is for something that this end has sent, and says how much of
   // that is consumed.
   if (seen > sent_for_wakes_.load(std::memory_order_relaxed) + kWakesAhead ||
       !OnCarried(imm.length, ring::kMaxLength)) {
@@ -499,7 +500,7 @@ void QpLane::Tell() {
     }
   }
   if ((news & (kNewsRx | kNewsTx)) == 0) return;
-  // What has landed is stored -> the wishes are loaded. SetNotify stores the
+  // The landing is stored before the wishes are loaded. SetNotify stores the
   // wish, fences, and then its caller looks.
   base::FullFence();
   const std::uint32_t notify = notify_.load(std::memory_order_relaxed);
@@ -537,7 +538,8 @@ void QpLane::Tell() {
           told_.load(std::memory_order_relaxed) &&
       Starves()) {
     Chain chain(this);
-    // If the queue has no room, the completion that makes some comes back here.
+    // If the queue has no room, the completion that makes room calls this
+    // again.
     if (!PublishLocked(&chain)) WantSent();
     chain.Post();
   }

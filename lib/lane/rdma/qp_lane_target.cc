@@ -14,15 +14,15 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// A withdrawal waits until nothing has landed for so long. By then what a
-// sender had posted before it could see the withdrawal is there.
+// A withdrawal waits until nothing has landed for this long. By then everything
+// has landed that a sender had posted before it could see the withdrawal.
 constexpr std::uint64_t kQuietNs = 100'000;
 // ... and so long at most in all.
 constexpr std::uint64_t kPatienceNs = 20'000'000;
-// A plain call waits so long for the rest of a send.
+// A plain call waits this long for the rest of a send.
 constexpr std::uint64_t kRestNs = 100'000'000;
-// After n unused targets in a row about one of 2^n waits has a target. n ends
-// here.
+// After n unused targets in a row, about one of 2^n waits has a target. This is
+// the largest n.
 constexpr std::uint32_t kMostMisses = 8;
 // Places in the send queue that a target may take.
 constexpr std::uint32_t kRoom = 8;
@@ -176,7 +176,7 @@ bool QpLane::TargetGoesOn() {
   return now < goes_on_until_ns_;
 }
 
-// As Read, but for bytes that may be where they belong.
+// As Read, but for bytes that may already be where they belong.
 std::size_t QpLane::ReadTarget(const iovec* iov, int count, std::size_t skip,
                                std::size_t limit, bool peek) {
   const bool drop = iov == nullptr;
@@ -263,9 +263,9 @@ void QpLane::CloseTarget(Window* window) {
     return;
   }
   WithdrawTarget();
-  // This device refuses a write that comes later than this. Then the lane ends,
-  // and the peer sends its bytes another way. Until the peer cannot make such a
-  // write any more, no memory has this key.
+  // The device refuses a write to the target that comes after this. Then the
+  // lane ends, and the peer sends its bytes another way. No other memory gets
+  // this key before the peer can write by it no more.
   late_key_.Keep(window->key(), kNoLimit);
   window->Close();
   bool moved = true;
@@ -280,9 +280,9 @@ void QpLane::CloseTarget(Window* window) {
 }
 
 // The caller holds the rx latch, and the target is closing. A target that has
-// ended is void for its sender. For an exact target the next message tells: in
-// the ring it comes behind the withdrawal, and a placed message ends the lane.
-// Any other target is void behind its end.
+// ended is void for its sender. For an exact target the next message shows
+// that: a message in the ring comes behind the withdrawal, and a placed message
+// ends the lane. Any other target is void behind its end.
 void QpLane::KeepLateKey() {
   if (target_end_.load(std::memory_order_relaxed) != kNoEnd) {
     late_key_.Release();
@@ -310,7 +310,8 @@ bool QpLane::MoveToRing() {
     if (from == nullptr) return true;
     good = base::Readable(from, at.left());
     if (!good) {
-      // These bytes are not credited, so the peer has them.
+      // The bytes of this message and of later ones are not credited, so the
+      // peer has them.
       rx_limit_ = at.next();
       return false;
     }
@@ -325,8 +326,8 @@ bool QpLane::MoveToRing() {
 
 // --- The sender --------------------------------------------------------------
 
-// The caller holds the tx latch. Whether the next `all` bytes go to the peer's
-// target, at least the first of them.
+// The caller holds the tx latch. Returns whether the next `all` bytes, or at
+// least the first of them, go to the peer's target.
 bool QpLane::TakesTarget(std::size_t all) {
   const std::uint64_t check = TargetCheck();
   const std::uint64_t posted = tx_->posted();

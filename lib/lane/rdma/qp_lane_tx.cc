@@ -13,25 +13,24 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// Sends of a thread that follow each other within so many microseconds make a
-// burst. From so many sends on a lane on, they are put together.
+// Sends of a thread that follow each other within this many microseconds make a
+// burst. From this many sends on a lane on, they are put together.
 constexpr std::uint64_t kGapUs = 10;
 constexpr std::uint32_t kBurst = 16;
-// A longer gap, as an interrupt or another thread's turn makes it, costs a
-// burst some of its sends. So a burst with such gaps more often than at every
-// fifth send ends. If each gap ended it, each of many lanes would need sixteen
-// sends anew, and what these take would make more gaps. A pause ends a burst at
-// once.
+// An interrupt or another thread's turn makes a longer gap, which costs a burst
+// some of its sends. So a burst ends if more than every fifth send has a longer
+// gap. If each gap ended a burst, each of many lanes would need sixteen sends
+// anew, and these would make more gaps. A pause ends a burst at once.
 constexpr std::uint32_t kGapCosts = 4;
 constexpr std::uint64_t kPauseUs = 200;
-// How long a send may be to be put together with others, and how long their
-// record grows.
+// The longest send that is put together with others, and how long their record
+// grows.
 constexpr std::size_t kSmallSend = 8 * 1024;
 constexpr std::uint32_t kJoined = 16 * 1024;
 
 }  // namespace
 
-// When this thread last sent on any lane. In no anonymous namespace: see
+// When this thread last sent on any lane. Not in an anonymous namespace: see
 // sleepers.cc.
 extern thread_local constinit std::uint64_t tls_post_ended
     __attribute__((tls_model("initial-exec")));
@@ -60,10 +59,10 @@ bool QpLane::Bursts(bool reply) {
   return bursting_;
 }
 
-// Whether enough has been consumed for a credit to go along with a write that
-// goes anyway and can't carry it. The credit goes before the write. A peer that
-// has the message then has the credit, finds nothing outstanding, and begins at
-// the front of the ring, or says so. So this end knows what its peer knows, and
+// Returns whether enough has been consumed for a credit to go before a write
+// that is due anyway, and that cannot carry the credit. A peer that has the
+// message then has the credit, finds nothing outstanding, and begins at the
+// front of the ring, or says so. So this end knows what its peer knows, and
 // never has to wake it.
 bool QpLane::CreditAlong() {
   const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
@@ -72,10 +71,10 @@ bool QpLane::CreditAlong() {
   if (consumed - published_.load(std::memory_order_relaxed) >= along) {
     return true;
   }
-  // After one more message like the last, the credit would have to be written
-  // for its own sake. This thread holds post_latch_, and so published_. The
-  // draining thread writes at most 32 messages ahead of that: not the entry of
-  // message consumed - 1.
+  // After one more message like the last, the credit would need a write of its
+  // own. This thread holds post_latch_, and so published_ stays. The draining
+  // thread writes at most 32 messages ahead of published_. So it does not write
+  // the entry of message consumed - 1.
   const std::uint32_t ring = rx_ring_bytes_.load(std::memory_order_relaxed);
   const std::uint64_t end =
       bytes_before_[consumed % 64].load(std::memory_order_relaxed);
@@ -102,7 +101,7 @@ void QpLane::PublishAlong(Chain* chain, std::uint32_t length) {
 // False: the peer can't have consumed so much.
 bool QpLane::TakeCredit() {
   const std::uint64_t consumed = Consumed();
-  // Less than is known is half of a word that is coming in.
+  // A value less than what is known is half of a word that is coming in.
   if (consumed <= tx_->credited()) return true;
   if (!tx_->OnCredit(consumed)) return false;
   credit_seen_.store(consumed, std::memory_order_relaxed);
@@ -115,7 +114,7 @@ void QpLane::LookForCredit() {
   const std::uint64_t word = CreditWord().load(std::memory_order_acquire);
   const auto wakes = static_cast<std::uint16_t>(word >> kWakeShift);
   if (wakes != wakes_drained_) {
-    // A sender that never sleeps must still take its wake-ups out of the queue.
+    // Even a sender that never sleeps must take its wake-ups out of the queue.
     wakes_drained_ = wakes;
     poller_->Collect();
   }
@@ -140,8 +139,8 @@ void QpLane::LookForRoom() {
 // Goes over to the ring that the peer has offered, as soon as the ring before
 // the present one is no longer needed.
 void QpLane::TakeRing() {
-  // Credited, and the device has done with it: the device might send from the
-  // old ring once more.
+  // The messages of the old ring are credited, and the device has sent them: it
+  // might send from the old ring once more.
   if (!tx_->OldCredited() ||
       done_wrs_.load(std::memory_order_acquire) < switch_wrs_) {
     return;
@@ -157,7 +156,8 @@ void QpLane::TakeRing() {
   const std::uint64_t key_bytes =
       ring_key_bytes_.load(std::memory_order_relaxed);
   const auto bytes = static_cast<std::uint32_t>(key_bytes);
-  // Only ever larger: what a peer can have this process do here has an end.
+  // Only ever larger, so that a peer can make this process do this a bounded
+  // number of times.
   if (bytes <= peer_.bytes || bytes > kBlockMax || bytes % 4096 != 0 ||
       address == 0 || address % 64 != 0 || address + bytes < address) {
     Lost(base::Reason::kProtocol);
@@ -226,7 +226,7 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
   }
   if (direct != nullptr) [[unlikely]]
     return PostDirect(direct, all);
-  // Tried before the message has a place, which could not be given back.
+  // Tried before the message has a place: the place could not be given back.
   if (!from.Readable(std::min(all, kSmallSend))) [[unlikely]] {
     base::tls_fault = true;
     return 0;
@@ -259,10 +259,11 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
 [[gnu::always_inline]] inline void QpLane::LetWait(bool burst) {
   bursts_.store(burst && !tell_owed_, std::memory_order_seq_cst);
   waits_.store(true, std::memory_order_seq_cst);
-  // waits_ stored -> done_wrs_ loaded. The draining thread stores done_wrs_,
-  // then looks at waits_. One of the two sends the record, and while the window
-  // is full a signalled write is in flight. In a burst neither does: a thread
-  // that stops sending sleeps or looks, or the timer comes.
+  // This thread stores waits_, then loads done_wrs_. The draining thread stores
+  // done_wrs_, then loads waits_. One of the two sends the record, and while
+  // the window is full a signalled write is in flight. In a burst neither sends
+  // the record: a thread that stops sending sleeps or looks, or the timer
+  // comes.
   if (!burst && !Streaming()) FlushLocked();
 }
 
@@ -305,8 +306,8 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
   }
   const bool defer = waiting_.length != 0;
   post_latch_.unlock();
-  // listed_ is cleared before the flush that it calls for takes the latch. If
-  // it is still set here, that flush is yet to come.
+  // A flush clears listed_ before it takes the latch. If listed_ is still set
+  // here, that flush is yet to come.
   if (defer && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
   tls_post_ended = base::Ticks();
   return done;
@@ -408,7 +409,7 @@ bool QpLane::FlushLocked() {
   if (waiting_.length != 0) {
     PublishAlong(&chain, waiting_.length);
     chain.Message(waiting_);
-    // This message is the last.
+    // No message follows this one.
     sent_for_wakes_.store(waiting_.number + 1, std::memory_order_relaxed);
   }
   waiting_.length = 0;
@@ -450,8 +451,8 @@ std::uint64_t QpLane::Acked() {
       LookForCredit();
     }
   } else if (State() != base::Reason::kProtocol) {
-    // What had come by then still tells how much the peer has read. Whether the
-    // peer's end was orderly depends on that.
+    // The credit that came before the lane's end still says how much the peer
+    // has read. Whether the peer's end was orderly depends on that.
     static_cast<void>(TakeCredit());
   }
   return tx_->acked();

@@ -8,8 +8,8 @@
 namespace rcsock::lane::rdma {
 
 // What the queues of an HCA pin. Its provider allocates them in the process,
-// and the kernel counts them against RLIMIT_MEMLOCK. Nothing tells how much
-// they are: this is what mlx5 takes, and others take about as much or less.
+// and the kernel counts them against RLIMIT_MEMLOCK. No call returns their
+// size: this is what mlx5 takes, and others take about as much or less.
 // Software devices have their queues in the kernel, which does not count them.
 
 constexpr std::size_t kQueuePage = 4096;

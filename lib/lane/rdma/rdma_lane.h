@@ -6,9 +6,9 @@
 
 namespace rcsock::lane::rdma {
 
-// One end of a stream on a Reliable Connection. The rendezvous calls what
-// follows, on the conductor's thread, before the stream has the lane. The rest
-// is Lane's.
+// One end of a stream on a Reliable Connection. The rendezvous calls the
+// functions of this class, on the conductor's thread, before the stream has the
+// lane. The rest is Lane's.
 //
 // The id outlives the lane. The lane destroys its QP (rdma_destroy_qp), the
 // rendezvous the id.
@@ -30,8 +30,10 @@ class RdmaLane : public Lane {
   // Whether the peer's READY has come. A completion kCompletionRx tells when to
   // look.
   virtual bool PeerReady() = 0;
-  // Writes something that tells the peer nothing new.  siw loses what comes
-  // while its rdma_accept is still at work, until more comes.
+  // Writes something that is no news to the peer.
+  //
+  // siw loses what comes while its rdma_accept is still at work, until more
+  // comes.
   virtual void Nudge() {}
   // Calls `fn` once, at the next Post. The caller holds the tx latch, as for
   // Post.

@@ -237,8 +237,8 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
     }
     table_[hole].lane = nullptr;
     --lanes_;
-    // The flushes of the QP may have rung, and gone with the QP: no poll finds
-    // them.
+    // The flushes of the QP may have rung, and gone with the QP: then no poll
+    // finds them.
     if (set->armed) Fired(set);
     asked_.store(true, std::memory_order_seq_cst);
   });
@@ -263,8 +263,8 @@ void RdmaPoller::LoseAll(base::Reason reason) {
 void RdmaPoller::Arm() {
   armed_.fetch_add(1, std::memory_order_seq_cst);
   if (fd() < 0) return;
-  // If no other thread drains, what waits for a completion would wait for as
-  // long as this thread sleeps.
+  // If no other thread drains, a send that waits for a completion would wait
+  // for as long as this thread sleeps.
   deferred_->Flush();
 }
 
@@ -274,7 +274,7 @@ void RdmaPoller::Disarm(bool rang) {
   if (rang) DrainIfAsked();
 }
 
-// A thread that looks for something to take has turned from sending.
+// A thread that looks for something to receive sends no more for now.
 void RdmaPoller::Drain() {
   deferred_->Flush();
   Collect();
@@ -297,9 +297,9 @@ bool RdmaPoller::DrainIfAsked(bool to_sleep) {
     asked_.store(false, std::memory_order_seq_cst);
     settled = DrainLocked(to_sleep);
     latch_.unlock();
-    // Latch free -> asked_ loaded. A thread that asks stores asked_, then tries
-    // the latch. Either it gets the latch, or this thread sees that it has
-    // asked.
+    // The latch is released before asked_ is loaded. A thread that asks stores
+    // asked_, then tries the latch. Either it gets the latch, or this thread
+    // sees that it has asked.
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
   return settled;
@@ -379,7 +379,7 @@ bool RdmaPoller::ArmSet(CqSet* set) {
   const base::NoCancel no_cancel;
   int refused = ibv_req_notify_cq(set->cq.get(), all ? 0 : 1);
   if (refused != 0 && !all) [[unlikely]] {
-    // Some devices arm for all completions only, such as Microsoft's MANA.
+    // Some devices, such as Microsoft's MANA, arm for all completions only.
     solicits_ = false;
     all = true;
     refused = ibv_req_notify_cq(set->cq.get(), 0);
@@ -403,9 +403,9 @@ void RdmaPoller::Fired(CqSet* set) {
   ++events_;
 }
 
-// A provider that fails has taken completions, and tells none of them (mlx5,
-// mlx4 and hns do so). The next message of a lane would be taken for a lost
-// one.
+// Called when polling a CQ fails. A provider whose poll fails has taken
+// completions, and reports none of them; mlx5, mlx4 and hns do so. The lane
+// would take its next message for a lost one.
 void RdmaPoller::LoseCompletions(CqSet* set, int error) {
   if (!std::exchange(set->broken, true)) {
     RCSOCK_LOG(1, "rdma: %s: ibv_poll_cq: error %d", context_->device->name,
@@ -468,7 +468,8 @@ void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
     receives.Used(slot);
     if (receives.Due()) lane->PostReceives();
   } else if (wc.status == IBV_WC_WR_FLUSH_ERR) {
-    // What has failed says why, or rdma_cm does, as where the queue is shared.
+    // The failed completion says why, or rdma_cm does, for instance where the
+    // queue is shared.
     return;
   }
   if (lane != nullptr && !good) lane->OnError(wc.status, true);
@@ -516,9 +517,9 @@ void RdmaPoller::ReadEvent(const ibv_cq* cq) {
   }
 }
 
-// Fetches the events of the CQs that have fired, or all that are there. A
-// thread about to sleep may have been shown an event of another CQ. That CQ
-// counts as not armed, so that it is armed and polled once more.
+// Fetches the events of the CQs that have fired, or all that are there. Another
+// thread about to sleep may have seen an event of another CQ. That CQ counts as
+// not armed, so that it is armed and polled once more.
 void RdmaPoller::FetchEvents() {
   const base::NoCancel no_cancel;
   const int saved = errno;
@@ -539,8 +540,8 @@ void RdmaPoller::FetchEvents() {
   errno = saved;
 }
 
-// What ibv_get_cq_event does for one event. The kernel gives one event for each
-// piece of a vector, so one call empties the channel.
+// This does what ibv_get_cq_event does for one event. The kernel gives one
+// event for each piece of a vector, so one call empties the channel.
 void RdmaPoller::ReadAllEvents() {
   std::uint64_t events[kEventsKept];  // ib_uverbs_comp_event_desc
   iovec pieces[kEventsKept];

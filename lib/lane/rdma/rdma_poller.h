@@ -23,7 +23,8 @@ class Deferred;
 class QpLane;
 
 // A completion queue, the shared receive queue that feeds it, and as many lanes
-// as it has room for. Whatever they do, it does not overrun.
+// as the completion queue has room for. Whatever these lanes do, it does not
+// overrun.
 struct CqSet {
   verbs::Cq cq;
   SharedReceives shared;       // its srq() null: each lane has its own
@@ -33,7 +34,7 @@ struct CqSet {
   bool armed = false;          // and no completion taken since
   bool solicited = false;      // ... for solicited completions only
   bool fired = false;          // armed, and completions taken since
-  // It has lost an event or completions: takes no new lane.
+  // The set has lost an event or completions, and takes no new lane.
   bool broken = false;
   EventWatch watch;           // not with Limits::lazy_events
   std::uint32_t unacked = 0;  // events not yet acknowledged
@@ -41,33 +42,34 @@ struct CqSet {
 
 // Where the completions of one bell's lanes come in.
 //
-// No lost wake-up. The invariant holds while any thread sleeps, which armed_
+// No lost wake-up. An invariant holds while any thread sleeps, which armed_
 // counts. At the end of each drain every CQ is armed, and has been found empty
 // after that. Or its device has refused the arming, and its lanes are lost.
 // Then whatever comes makes fd() readable.
 //
 // `CqSet::armed` is true only while no completion has been taken since the CQ
 // was armed. So it may be false for an armed CQ, which is then armed once more.
-// It is never true for a CQ that has fired. Arm() counts; then a drain says
-// that there is work, and tries the latch. If another thread has the latch,
-// that thread sees the work when it lets go, and drains once more, with armed_
-// in sight. Whose lane the found completions belong to does not matter: they
-// are handed out at once.
+// It is never true for a CQ that has fired. Arm() counts the sleeper. Then a
+// drain says that there is work, and tries the latch. If another thread has the
+// latch, that thread sees the work when it lets go, and drains once more, with
+// armed_ in sight. Any thread may drain completions of any lane: they are
+// handed to their lanes at once.
 //
-// Sends. What peers send is solicited, and a CQ is armed for that alone. So the
-// end of a send wakes no thread that sleeps for an answer, but failures always
-// do. While some lane waits for room in its send queue, CQs are armed for all
-// completions. A lane says so (WantSent), and drains: a CQ that is armed for
-// solicited completions is armed once more, and polled. That is right whether
-// or not the CQ has fired. If it has, its event is there and wakes the sleeper.
-// If not, the device takes the second request in place of the first.
+// Sends. What peers send is solicited, and a CQ is armed for solicited
+// completions alone. So the end of a send wakes no thread that sleeps for an
+// answer, but failures always do. While some lane waits for room in its send
+// queue, CQs are armed for all completions. A lane says so (WantSent), and
+// drains: a CQ that is armed for solicited completions is armed once more, and
+// polled. That is right whether or not the CQ has fired. If the CQ has fired,
+// its event is there and wakes the sleeper. If not, the device takes the second
+// request in place of the first.
 //
 // DrainToSleep may find that something has come behind the arming. If no thread
 // sleeps but its caller, it leaves the CQ as it is: the caller will not sleep,
-// or will call again. If another thread comes, that thread drains. If it cannot
-// have the latch, the thread that has it drains again.
+// or will call again. If another thread comes, that thread drains. If that
+// thread cannot have the latch, the thread that has it drains again.
 //
-// Events. Reading the channel tells nothing that polling does not. Threads
+// Events. A poll of the CQ finds all that the channel's events report. Threads
 // sleep edge-triggered, so an event that no thread reads wakes no thread twice.
 // Providers of real devices count the events that are fetched, and arm by that
 // count. There a CQ that was armed and has given completions is armed anew only
@@ -75,12 +77,12 @@ struct CqSet {
 // come, and is an edge for a thread that sleeps now. Or the completions were
 // older than the arming, which then still holds.
 //
-// Lost events. A device that counts fetched events arms a CQ no more whose
-// event is lost. Then threads would sleep until the peer asks over TCP, for
-// each message anew. So each CQ has an EventWatch. If an event is overdue, the
-// CQ is armed for all completions: what a peer sends may not be solicited. If
-// one is overdue even so, the CQ is broken. Its lanes end, and new lanes get
-// another. So does a CQ whose poll fails.
+// Lost events. If a device counts fetched events, and an event of a CQ is lost,
+// the device arms that CQ no more. Then threads would sleep until the peer asks
+// over TCP, for each message anew. So each CQ has an EventWatch. If an event is
+// overdue, the CQ is armed for all completions: what a peer sends may not be
+// solicited. If an event is overdue even so, the CQ is broken. Its lanes end,
+// and new lanes get another CQ. A CQ whose poll fails is broken, too.
 class RdmaPoller final : public Source {
  public:
   // `cpu`: where the bell's thread runs; -1: not known.
@@ -93,7 +95,7 @@ class RdmaPoller final : public Source {
                                           int cpu, verbs::Error* error);
   ~RdmaPoller() override;
   // The poller's device ends: lets go of all that is the device's. The object
-  // itself stays for ever, doing nothing, since epoll sets may still know it.
+  // itself stays for ever, and does nothing: epoll sets may still refer to it.
   static void Retire(std::unique_ptr<RdmaPoller> poller);
   RdmaPoller(const RdmaPoller&) = delete;
   RdmaPoller& operator=(const RdmaPoller&) = delete;

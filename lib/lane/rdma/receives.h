@@ -31,17 +31,18 @@ class Receives {
   // How many may wait to be posted.
   static constexpr std::uint32_t kSlots = 64;
 
-  // `most`: how many there may be. `memory`: on iWARP, where each has a buffer
-  // for what comes in place of an immediate; else null. `generation`: of a
-  // queue that replaces another. Throws bad_alloc.
+  // `most`: how many receives there may be. `memory`: on iWARP, where each has
+  // a buffer for what comes in place of an immediate; else null. `generation`:
+  // of a queue that replaces another. Throws bad_alloc.
   void Open(Memory* memory, std::uint32_t most, std::uint32_t batch,
             std::uint16_t generation = 0);
   // Whether a completion of this wr_id belongs to one of these.
   bool Has(std::uint64_t wr_id) const {
     return ((wr_id ^ tag_) >> kTagAt) == 0;
   }
-  // Posts more, until there are at least `count`. With buffers they come by the
-  // page, so a process pins what its lanes need. False: *error.
+  // Posts more receives, until there are at least `count`. Receives with
+  // buffers come by the page, so a process pins what its lanes need. False:
+  // *error.
   template <typename Queue>
   bool Extend(Queue* queue, std::uint32_t count, verbs::Error* error) {
     while (count_ < count) {

@@ -33,7 +33,7 @@ bool MayBeMemlock(const char* status, std::size_t limit) {
   if (at == nullptr) return true;
   const std::size_t pinned =
       std::strtoul(at + std::strlen("\nVmPin:"), nullptr, 10) * 1024;
-  // Above the limit is only a process that the limit does not bind.
+  // A process above the limit is one that the limit does not bind.
   return pinned <= limit && limit - pinned < kOneCall;
 }
 

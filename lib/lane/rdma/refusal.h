@@ -8,10 +8,10 @@
 
 namespace rcsock::lane::rdma {
 
-// Returns what to tell a user of a call that could not make an object. Any
-// thread may call it. ENOMEM says one of three things: the limit of locked
-// memory is reached, the device has no more such objects, or there is no
-// memory. So this looks how much is locked.
+// Returns the reason that a user sees for a call that could not make an object.
+// Any thread may call it. ENOMEM has one of three causes: the limit of locked
+// memory is reached, the device has no more objects of this kind, or there is
+// no memory. To choose, this looks how much is locked.
 base::Reason ReasonOf(const verbs::Error& error);
 
 // Returns true if the kernel may have refused to pin more, at RLIMIT_MEMLOCK

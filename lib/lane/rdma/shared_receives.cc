@@ -21,7 +21,8 @@ bool SharedReceives::Open(ibv_pd* pd, Memory* memory, const Limits& limits,
   limits_ = limits;
   capacity_ = capacity;
   if (limits.receives == 0) return true;
-  // One entry even if none is used: some devices want one in each receive.
+  // One scatter entry even if none is used: some devices want one in each
+  // receive.
   srq_ = verbs::CreateSrq(pd, Count(capacity), 1, error);
   if (srq_ == nullptr) {
     // A driver may count queues that its provider cannot make.
@@ -42,7 +43,7 @@ bool SharedReceives::PostFor(std::uint32_t lanes, verbs::Error* error) {
   const std::uint32_t count = Count(limits_.iwarp ? lanes : capacity_);
   if (!receives_.Extend(srq_.get(), count, error)) return false;
   // After the receives: a queue with fewer than its limit reports at once. If
-  // the device has no limits, the losses that are counted must do.
+  // the device has no limits, the losses that are counted have to do.
   if (!limit_set_ && !limits_.lazy_events) {
     verbs::SetLimit(srq_.get(), kLimit);
     limit_set_ = true;

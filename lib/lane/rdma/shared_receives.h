@@ -13,11 +13,12 @@ namespace rcsock::lane::rdma {
 // The shared receive queue of one CqSet, and its receives.
 //
 // Losses. A device may fetch receives from the SRQ for a QP before messages
-// come. It gives them back, as flushed, after the QP has gone into error, and
-// then reports LAST_WQE_REACHED (InfiniBand specification, 10.3.1). A QP that
-// is destroyed before the report takes its receive with it. The queue has spare
-// receives for kBorne such losses. Beyond that it is worn: its set takes no new
-// lane. When the set's last lane has gone, a new queue replaces it.
+// come. The device gives them back, as flushed, after the QP has gone into
+// error, and then reports LAST_WQE_REACHED (InfiniBand specification, 10.3.1).
+// A QP that is destroyed before the report takes its receive with it. The queue
+// has spare receives for kBorne such losses. After more losses it is worn: its
+// set takes no new lane. When the set's last lane has gone, a new queue
+// replaces it.
 //
 // Threads: the poller's latch covers it.
 class SharedReceives {

@@ -14,7 +14,7 @@ std::byte* Map(std::size_t bytes) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return nullptr;
-  // The pages are the device's too. A child of fork must not turn them into
+  // The device uses the pages too. A child of fork must not turn them into
   // copies, of which the device would keep the wrong one.
   ::madvise(at, bytes, MADV_DONTFORK);
   ::madvise(at, bytes, MADV_DONTDUMP);
@@ -108,8 +108,8 @@ void Slabs::Give(std::byte* base, std::size_t bytes) {
   std::vector<std::byte*>& free = free_[size_class];
   free.push_back(base);
   Slab* const slab = SlabOf(base);
-  // The next lane will want small blocks again. What a ring had grown to goes
-  // back to the system.
+  // The next lane will want small blocks again. So memory that a ring had grown
+  // to goes back to the system.
   if (--slab->used != 0 || size_class == 0) return;
   std::byte* const begin = slab->base;
   std::erase_if(free, [begin](const std::byte* block) {

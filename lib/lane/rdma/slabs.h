@@ -15,9 +15,9 @@ namespace rcsock::lane::rdma {
 //
 // Huge pages. A device keeps the addresses of the pages that it reaches in a
 // cache of some thousand entries. A ring in one huge page takes one entry,
-// where it would take 256. But a huge page takes 2 MiB of memory, however
-// little is used. So the first slab of small blocks, which is all that most
-// processes have, is of ordinary pages.
+// where ordinary pages would take 256. But a huge page takes 2 MiB of memory,
+// however little is used. So the first slab of small blocks, which is all that
+// most processes have, is of ordinary pages.
 //
 // Threads: any.
 class Slabs {
@@ -28,8 +28,8 @@ class Slabs {
   static constexpr int kClasses = 7;
   static_assert(kLeast << (kClasses - 1) == kMost);
 
-  // `huge`: whether huge pages are of use, as on devices in hardware. Without
-  // them, a block larger than kLeast is a mapping of its own.
+  // `huge`: whether huge pages are of use, as on devices in hardware. If they
+  // are not, a block larger than kLeast is a mapping of its own.
   explicit Slabs(bool huge) : huge_(huge) {}
   ~Slabs();
   Slabs(const Slabs&) = delete;

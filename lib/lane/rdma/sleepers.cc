@@ -26,8 +26,8 @@ struct HeldSets {
   std::uint64_t group = 0;
   std::uint32_t slots = 0;  // a bit for each set
 };
-// In no anonymous namespace: gold loses the symbol of a local variable of this
-// model, and the address is then another variable's.
+// Not in an anonymous namespace: gold loses the symbol of a local variable of
+// this model, and the address is then another variable's.
 extern thread_local constinit HeldSets tls_held
     __attribute__((tls_model("initial-exec")));
 thread_local constinit HeldSets tls_held;
@@ -155,10 +155,10 @@ void Sleepers::KickLeader() {
   errno = saved;
 }
 
-// The order everywhere: a sleeper says that it is there, by its bit or leader_.
-// Then it looks at its word, or the kernel does for a futex. A waker changes
-// the word, then looks whether a sleeper is there. All accesses are
-// sequentially consistent, so one of the two sees the other.
+// The order everywhere: a sleeper first announces itself, by its bit or
+// leader_. Then it looks at its word, or the kernel does for a futex. A waker
+// changes the word, then looks whether a sleeper has announced itself. All
+// accesses are sequentially consistent, so one of the two sees the other.
 void Sleepers::Wake(Words* words, bool tx) {
   words->word[tx].fetch_add(kChange, std::memory_order_seq_cst);
   const std::uint64_t bit = Bit(words->index, tx);
@@ -192,9 +192,10 @@ bool Sleepers::Resign(std::uint64_t ticket) {
   return leader_.compare_exchange_strong(ticket, 0, std::memory_order_seq_cst);
 }
 
-// A thread has stopped leading, or may have been woken to lead and does not. If
-// no thread leads, one that waits is told to. A waiter sets its bit, then looks
-// at leader_. Here leader_ is 0 first, and then the bits are looked at.
+// Makes a waiting thread lead if no thread leads. Called when a thread has
+// stopped leading, or may have been woken to lead and does not. A waiter sets
+// its bit, then looks at leader_. Here leader_ is 0 first, and then the bits
+// are looked at.
 //
 // A bit outlasts its sleeper's time-out. So the search goes on until it has
 // really woken a thread. A sleeper that is only about to sleep finds its word
@@ -247,7 +248,7 @@ bool Sleepers::BecomeLeader(Words* words, bool tx, std::uint32_t token,
   *ticket |= kAsleep;
   if (leads && Token(words, tx) == token) return true;
   PutSet(*slot);
-  // A thread that has resigned for this one has disarmed, too.
+  // A thread that has resigned in favour of this one has disarmed, too.
   if (leads && Resign(*ticket)) source_->Disarm(false);
   // Drains once this thread no longer counts as a sleeper. Its arming may have
   // been taken back amid the drain above, which then took another thread's
@@ -273,8 +274,8 @@ struct Sleepers::Led {
     base::Critical critical;
     of->PutSet(slot);
     // First of all, so that a change that the drain finds for this very lane
-    // does not ring for it. A thread that has resigned for this one has
-    // disarmed, too.
+    // does not ring for it. A thread that has resigned in favour of this one
+    // has disarmed, too.
     if (!of->Resign(ticket)) of->source_->Arm();
     of->source_->Disarm(false);
     of->source_->Drain();

@@ -18,13 +18,13 @@ namespace rcsock::lane::rdma {
 // source for all. The others sleep on their lane's word. A leader that leaves
 // wakes a successor.
 //
-// A word holds the number of changes. Its low 8 bits change when its sleeper is
-// only to look whether it can lead.
+// A word holds the number of changes. Its low 8 bits change when its sleeper
+// only has to look whether it can lead.
 //
 // A leader sleeps on an epoll set that it alone uses meanwhile, in which the
 // descriptors are edge-triggered. No thread reads them. So no thread can take a
-// wake-up from another, such as a leader that is to resign and has not gone to
-// sleep yet. And a sleep is one system call.
+// wake-up from another. A leader that is to resign, and has not gone to sleep
+// yet, needs that. And a sleep is one system call.
 //
 // A signal handler may jump out of a sleep, after it has called WakeLocal. So
 // WakeLocal takes back all that the sleep has left here.
@@ -36,7 +36,7 @@ namespace rcsock::lane::rdma {
 class Sleepers {
  public:
   // The words of one lane. They live as long as the group, so that a late
-  // wake-up finds memory.
+  // wake-up still changes a valid word.
   struct alignas(64) Words {
     std::atomic<std::uint32_t> word[2];  // rx, tx
     std::uint32_t index = 0;
@@ -92,16 +92,16 @@ class Sleepers {
   bool Futex(Words* words, bool tx);  // true: a thread slept there
   void KickLeader();
 
-  // In a leader's ticket: the leader sleeps, or will without another look.
-  // Before that it need not be kicked.
+  // In a leader's ticket: the leader sleeps, or will sleep without another
+  // look. Before that nobody need kick the leader.
   static constexpr std::uint64_t kAsleep = std::uint64_t{1} << 31;
 
   Source* const source_;
   const std::uint64_t id_;  // never given twice
   base::UniqueFd wake_fd_;
   // Epoll sets on which no thread sleeps. One is enough for a leader. Leaders
-  // that have been told to resign keep theirs until they wake, as do leaders
-  // that a handler interrupts or jumps out of.
+  // that are asked to resign keep theirs until they wake. So do leaders that a
+  // handler interrupts or jumps out of.
   static constexpr int kMostSets = 16;
   static constexpr int kNone = -1;
   static constexpr int kTaken = -2;

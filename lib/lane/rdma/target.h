@@ -30,8 +30,8 @@ struct Target {
   std::uint64_t at = 0;
   std::uint32_t key = 0;
   std::uint32_t bytes = 0;
-  // True: the target is void once byte `at` has gone another way. False: it is
-  // void when the stream is beyond its end.
+  // True: the target is void once byte `at` has gone another way. False: the
+  // target is void when the stream is beyond its end.
   bool exact = false;
 };
 
@@ -55,9 +55,9 @@ TargetWords EncodeTarget(const Target& target);
 // False: the check does not fit.
 bool DecodeTarget(const TargetWords& words, Target* target);
 
-// From so many bytes on a target is worth its registration.
+// A target of this many bytes or more is worth its registration.
 constexpr std::size_t kLeastTarget = 256 * 1024;
-// Registering so much takes milliseconds, in which the lane is latched.
+// Registering this many bytes takes milliseconds, in which the lane is latched.
 constexpr std::size_t kMostTarget = 64 * 1024 * 1024;
 // A shorter send goes into the ring.
 constexpr std::size_t kLeastPlaced = 16 * 1024;

@@ -165,7 +165,7 @@ bool UserMemory::LocalKey(ibv_pd* pd, std::uint32_t* key) {
   for (Device& device : devices_) {
     if (device.pd != nullptr && device.pd != pd) continue;
     if (device.pd == nullptr) {
-      // Room may come, but what the device refuses it will go on refusing.
+      // Room may come, but what the device refuses now it will refuse again.
       if (!device.pin.Take(length_)) {
         RCSOCK_LOG(2, "rdma: %zu bytes to send from are beyond the limit",
                    length_);

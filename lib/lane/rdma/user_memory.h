@@ -13,9 +13,9 @@
 
 namespace rcsock::lane::rdma {
 
-// Memory that the application has named for sending. It is registered with a
-// device when the first lane of that device sends from it. It stays so until
-// the application takes it back and no lane uses it any more.
+// Memory that the application has named for sending. The memory is registered
+// with a device when the first lane of that device sends from it. It stays
+// registered until the application takes it back and no lane uses it any more.
 //
 // Threads: any.
 class UserMemory {
@@ -26,21 +26,21 @@ class UserMemory {
   // Returns 0, or an errno: EINVAL, ENOMEM, EEXIST if it overlaps memory that
   // is named already; those of gpu::Memory::Find.
   static int Add(void* base, std::size_t length);
-  // Returns 0, or an errno. ENOENT: no such memory is named. EBUSY: a lane may
-  // still have to send it again.
+  // Returns 0, or an errno. ENOENT: the application has not named this memory.
+  // EBUSY: a lane may still have to send from it again.
   static int Remove(void* base, std::size_t length);
   // The named memory that has all of these bytes; null: none has.
   static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
-  // The protection domain goes, and with it what it has registered.
+  // The protection domain goes, and with it the registrations in it.
   static void Forget(ibv_pd* pd);
-  // Around fork. The child keeps what was named, for its own lanes, but for
-  // memory of a device.
+  // Around fork. The child keeps the memory that was named, for its own lanes,
+  // except memory of a device.
   static void ForkPrepare();
   static void ForkParent();
   static void ForkChild();
 
-  // Registers the memory if need be. False: that is refused, or does not fit
-  // within the limit now.
+  // Registers the memory if need be. Returns false if the device refuses, or if
+  // the memory does not fit within the limit now.
   bool LocalKey(ibv_pd* pd, std::uint32_t* key);
 
   bool Has(const std::byte* from, std::size_t length) const {

@@ -131,7 +131,7 @@ std::vector<cpu_set_t> VectorCpus(const char* sysfs, const char* proc,
   std::vector<cpu_set_t> all;
   for (const auto& [number, irq] : irqs) {
     cpu_set_t cpus;
-    // If a vector were missing, the others would be taken for each other.
+    // If a vector is missing, the others would be taken for each other.
     if (!CpusOf(proc, irq, &cpus)) return {};
     all.push_back(cpus);
   }
@@ -185,8 +185,7 @@ std::uint32_t VectorOf(const ibv_context* context, int bell, int cpu) {
       static_cast<std::uint32_t>(std::max(context->num_comp_vectors, 1));
   if (vectors == 1) return 0;
   const long pid = ::syscall(SYS_getpid);
-  // The last resort, since processes of several containers often have equal
-  // numbers.
+  // The last resort: processes of several containers often have equal numbers.
   std::uint32_t random = static_cast<std::uint32_t>(pid);
   ::syscall(SYS_getrandom, &random, sizeof random, 1 /* GRND_NONBLOCK */);
   const char* const name = context->device->name;

@@ -11,8 +11,8 @@
 
 namespace rcsock::lane::rdma {
 
-// Sets the CPUs of a list like "0-3,8". False: `text` is no such list, and
-// `cpus` is undefined.
+// Sets the CPUs of a list like "0-3,8". Returns false if `text` is not a list
+// of CPUs; `cpus` is then undefined.
 bool ParseCpus(const char* text, cpu_set_t* cpus);
 
 // The CPUs that the interrupt of each completion vector of a device goes to, in
@@ -22,14 +22,15 @@ std::vector<cpu_set_t> VectorCpus(const char* sysfs, const char* proc,
                                   const char* device);
 
 // Chooses one of `vectors` completion vectors for a bell. Bells of one process
-// get different vectors, whose interrupts go to `allowed` CPUs if there are
-// such. Bell 0 gets a vector of `cpu`, or begins anywhere if `cpu` is negative.
+// get different vectors. If there are vectors whose interrupts go to `allowed`
+// CPUs, bells get these. Bell 0 gets a vector of `cpu`, or begins anywhere if
+// `cpu` is negative.
 std::uint32_t ChooseVector(const std::vector<cpu_set_t>& cpus,
                            std::uint32_t vectors, const cpu_set_t& allowed,
                            int cpu, std::uint32_t random, int bell);
 
 // The vector whose interrupt goes to `cpu`. If several do, bells get them in
-// turn. None: no vector of the first `vectors` does.
+// turn. None: none of the first `vectors` vectors has its interrupt there.
 std::optional<std::uint32_t> VectorOfCpu(const std::vector<cpu_set_t>& cpus,
                                          std::uint32_t vectors, int cpu,
                                          int bell);

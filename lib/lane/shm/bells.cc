@@ -19,8 +19,9 @@ void KickFd(int fd) {
   const int saved = errno;
   const std::uint64_t one = 1;
   if (::syscall(SYS_write, fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
-    // A process has filled the counter. Nothing reads it for its value. So it
-    // is emptied, lest one peer keep the others from waking this process.
+    // A process has filled the counter. Nothing reads the counter for its
+    // value. So it is emptied, so that one peer cannot keep the others from
+    // waking this process.
     EmptyFd(fd);
     ::syscall(SYS_write, fd, &one, sizeof(one));
   }
@@ -31,8 +32,8 @@ void EmptyFd(int fd) {
   const int saved = errno;
   std::uint64_t count;
   iovec iov{&count, sizeof(count)};
-  // O_NONBLOCK belongs to the open file, and a peer, which has that too, may
-  // have taken it away. RWF_NOWAIT belongs to this call.
+  // O_NONBLOCK belongs to the open file. A peer has that file too, and may have
+  // taken O_NONBLOCK away. RWF_NOWAIT belongs to this call.
   const long n = ::syscall(SYS_preadv2, fd, &iov, 1, -1L, -1L, RWF_NOWAIT);
   // An old kernel, or a filter that does not know the call.
   if (n < 0 && errno != EAGAIN) {
@@ -93,11 +94,11 @@ void Bells::Arm(int k, bool nap) {
     const std::uint64_t old = word.load(std::memory_order_relaxed);
     word.store(old + 1 + (old & 1), std::memory_order_relaxed);
   }
-  // Armed word stored -> the caller looks for work. A sender stores its
-  // message, fences, and looks at the armed word. Its fence is light if this
-  // one is heavy. One of the two sees the other. If another thread has changed
-  // the word since, it has a later generation, and is odd while this thread
-  // sleeps.
+  // The armed word is stored before the caller looks for work. A sender stores
+  // its message, fences, and looks at the armed word. Its fence is light if
+  // this one is heavy. One of the two sees the other. If another thread has
+  // changed the word since, it has a later generation, and is odd while this
+  // thread sleeps.
   //
   // The heavy fence is a system call, and only for other processes: in this
   // process all threads fence in full (lane::Board). If shared_ is still false
@@ -116,9 +117,9 @@ void Bells::Disarm(int k) {
   if (sleepers == 0) return;
   --sleepers;
   auto& word = page_->bells[k].armed;
-  // If other threads sleep still, they get a new generation. The kick that
-  // ended this sleep may have woken none of them, for an epoll set wakes one
-  // thread for it. Its generation has no second kick.
+  // If other threads still sleep, they get a new generation. The kick that
+  // ended this sleep may have woken none of them, since an epoll set wakes one
+  // thread for it. Their old generation has no second kick.
   word.store(word.load(std::memory_order_relaxed) + (sleepers == 0 ? 1 : 2),
              std::memory_order_relaxed);
   FullFence();
@@ -133,8 +134,8 @@ void Bells::Renew(int k) {
     word.store(word.load(std::memory_order_relaxed) + 2,
                std::memory_order_relaxed);
   }
-  // As in Arm. A sender that has still seen the old generation, and does not
-  // kick, has stored its message before the caller looks.
+  // As in Arm. A sender that still sees the old generation, and does not kick,
+  // has stored its message before the caller looks.
   base::FullFence();
   if (shared_.load(std::memory_order_seq_cst)) base::HeavyFenceProcesses();
 }

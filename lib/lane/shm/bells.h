@@ -13,10 +13,10 @@
 
 namespace rcsock::lane::shm {
 
-// This process's doorbells: one page, with an armed word per bell on a line of
-// its own, and an eventfd per bell. The page is a memfd that peers can map but
-// not write: it gets F_SEAL_FUTURE_WRITE after our own mapping. One per
-// process.
+// This process's bells: one page, with an armed word per bell on a line of its
+// own, and an eventfd per bell. The page is a memfd that peers can map but not
+// write: it gets F_SEAL_FUTURE_WRITE after this process has mapped it. One
+// object per process.
 //
 // Threads: any.
 class Bells final : public Ringer {
@@ -40,25 +40,25 @@ class Bells final : public Ringer {
   // -1: not made yet.
   int bell_fd(int k) const { return fds_[k].load(std::memory_order_acquire); }
   // Counts a sleeper. The word becomes a new odd generation, so that peers that
-  // have kicked for an older one kick again. A full fence; in other processes
-  // too, if they have the page, but for a `nap`. A nap is for a sleep that ends
-  // by itself soon, or for a look that needs no kick.
+  // have kicked for an older one kick again. This is a full fence, in other
+  // processes too if they have the page, except for a `nap`. A nap is for a
+  // sleep that ends by itself soon, or for a look that needs no kick.
   void Arm(int k, bool nap = false);
   // Returns true if Arm and Renew make the heavy fence.
   bool Fences() const {
     return shared_.load(std::memory_order_relaxed) &&
            base::barriers.processes.load(std::memory_order_relaxed);
   }
-  // Counts a sleeper less. The word is even again when the last one has gone.
+  // Counts one sleeper less. The word is even again when the last one has gone.
   void Disarm(int k);
   // A kick has reached another thread than the bell's sleepers, which get no
-  // other kick in this generation. Makes a new generation; full fence. Then the
-  // caller looks, or kicks.
+  // other kick in this generation. Makes a new generation, and is a full fence.
+  // Then the caller looks, or kicks.
   void Renew(int k);
   bool Armed(int k) const override;
   // Writes the eventfd.
   void Kick(int k) override;
-  // For a child of fork: lets go of what is the parent's. A sleep may still end
+  // For a child of fork: gives up what is the parent's. A sleep may still end
   // here, if a handler has forked inside it.
   void Abandon();
 

@@ -21,27 +21,27 @@ constexpr int kSegmentStreams = 64;  // one word of a ready bitmap
 constexpr int kMaxSegments = 256;    // 16,384 streams between two processes
 constexpr std::size_t kPage = 4096;
 
-// A receiver that runs leaves fewer small messages unread. The slots of both
-// directions take eight pages, so that they stay in a first-level cache.
+// A receiver that keeps up leaves fewer small messages unread. The slots of
+// both directions take eight pages, so that they stay in a first-level cache.
 constexpr std::uint32_t kSlots = 128;
-// So many of the slots lie beside the control words. A stream with one request
-// under way uses no others.
+// This many slots lie beside the control words. A stream with one request under
+// way uses no others.
 constexpr std::uint32_t kHotSlots = 1;
-// The first of so many segments has the hot memory of the streams of all.
+// The first of this many segments has the hot memory of the streams of all.
 constexpr int kHotGroup = 64;
 // Twice the usual write of 128 KiB, so that one half is read while the other is
 // written. Both rings of a stream stay in a second-level cache of 1 MiB.
 constexpr std::uint32_t kRingBytes = 256 * 1024;
 // What a slot has room for. Up to 48 bytes lie in its first cache line. The
-// second line comes along, since processors fetch lines in pairs, and needs no
-// other page.
+// second line costs no other page, and comes along, since processors fetch
+// lines in pairs.
 constexpr std::uint32_t kInlineMax = 112;
 // A large write goes in pieces of this size, so that the receiver copies one
 // while the sender copies the next. Measured by tests/bench/lane_bench.cc.
 constexpr std::uint32_t kRecordMax = 16 * 1024;
 
-// A smaller ring takes the first part of its place. Both ends use the smaller
-// of the sizes that they have told each other (BellPage::most_ring).
+// A smaller ring takes the first part of its place. Each end states its size
+// (BellPage::most_ring), and both use the smaller of the two.
 constexpr std::uint32_t kLeastRingBytes = 16 * 1024;
 static_assert(kLeastRingBytes / 4 >= ring::kMinRoom);
 // `most`, rounded down to a power of two from kLeastRingBytes to kRingBytes.
@@ -78,15 +78,15 @@ enum : std::uint32_t {
   kBounded = 8,    // ... and may not fill the ring: little credit is much
 };
 
-// What one side tells the other about a stream. That side writes it, but the
-// peer takes a sleeper's bit away when it wakes the sleeper.
+// What one side states about a stream. That side writes it. One bit is an
+// exception: the peer clears a sleeper's bit when it wakes the sleeper.
 struct alignas(64) ControlLine {
   std::atomic<std::uint64_t> consumed;  // credit: messages consumed
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint32_t> poll;  // bell << 8 | kNotify* of the poller
-  // 1: since its last message in slot 0 this side has begun another message. At
-  // 0, a receiver that has taken slot 0's message need not look at a further
-  // line and page.
+  // 1: since its last message in slot 0 this side has begun another message. 0:
+  // a receiver that has taken slot 0's message need not look at a further line
+  // and page.
   std::atomic<std::uint32_t> more;
   std::atomic<std::uint32_t> left;  // Lane::Left
   // When this side sent its first message since the peer armed its bell, by
@@ -100,10 +100,10 @@ struct alignas(64) FutexLine {
   std::atomic<std::uint32_t> tx;
 };
 
-// How many messages this side has consumed, to the message. The peer seldom
-// looks while the process lives (ShmLane::Acked), so this costs a store to a
-// line of its own. When the process is killed, the peer can tell bytes that
-// were read from bytes that were lost.
+// How many messages this side has consumed, exactly. While the process lives,
+// the peer seldom looks (ShmLane::Acked), so this costs a store to a line of
+// its own. When the process is killed, the peer can distinguish bytes that were
+// read from bytes that were lost.
 struct alignas(64) ReachedLine {
   std::atomic<std::uint64_t> messages;
 };

@@ -80,11 +80,11 @@ struct ReadySegment {
       }
     }
     if ((one.bits[kReadyRx] | one.bits[kReadyTx]) == 0) continue;
-    // Bits of segments that do not exist are the peer's nonsense, and dropped.
-    // The number of segments is read after the bits have been taken. Another
-    // thread may map a segment at any time. But an honest peer marks only when
-    // it has heard of the segment (SEGMENT and OPENED), so its bits are never
-    // seen before the segment.
+    // A bit of a segment that does not exist is a peer's mistake, and is
+    // dropped. The number of segments is read after the bits have been taken.
+    // Another thread may map a segment at any time. But an honest peer marks
+    // only when it has heard of the segment (SEGMENT and OPENED), so its bits
+    // are never seen before the segment.
     if (one.segment >= state.segments()) continue;
     state.WarmStreams(one.segment, one.bits[kReadyRx]);
     ++taken;
@@ -200,8 +200,8 @@ std::unique_ptr<Lane> Link::OpenLane(int index) {
 
 void Link::Scrub(int index) {
   const StreamMemory memory = state_->stream(index);
-  // What was never used still reads as zero. It stays untouched, and so
-  // unallocated.
+  // Memory that was never used still reads as zero. Scrub leaves it untouched,
+  // and so unallocated.
   if (memory.hot == nullptr || !state_->WasOpen(index) ||
       state_->IsOpen(index)) {
     return;
@@ -246,7 +246,8 @@ int Link::Drain(int bell, Completion* out, int capacity) {
   // So busy streams, or a peer that goes on setting bits, do not hold up the
   // others. The pass makes each step for a group of segments before the next
   // step. If few of thousands of streams are ready, every word, every cookie
-  // and every slot is a miss, and so these are waited for together.
+  // and every slot is a miss. So the pass waits for the misses of a group
+  // together.
   for (int i = 0; i < kMaxSegments;) {
     ReadySegment group[kGroup];
     const int wanted = FindReady(*state_, bell, start, &i, group);

@@ -18,10 +18,11 @@ class LinkState;
 
 // The memory shared with one peer process, seen from one side. Side 0 has made
 // the link. The memory has
-//  - the link page: per side and bell a hierarchical ready bitmap, set by the
-//    other side;
-//  - segments of 64 streams each, made by side 0.
-// The peer may scribble on everything in it at any time.
+// - the link page: per side and bell a hierarchical ready bitmap, which the
+//   other side sets;
+// - segments of 64 streams each, made by side 0.
+//
+// The peer may write anything anywhere in it at any time.
 //
 // Threads: any, but one at a time for Drain of one bell. Lanes keep the memory
 // alive after the Link is gone.
@@ -44,7 +45,7 @@ class Link {
   bool MapSegment(base::UniqueFd fd);
   // Gives the pages of a stream's rings back to the kernel. Requires that
   // neither side has a lane there. A peer can make the call wait for as long as
-  // it likes, so it needs a thread for which nothing waits.
+  // it likes. So the calling thread must be one that no other thread waits for.
   void Trim(int index);
   int segments() const;
 
@@ -54,10 +55,10 @@ class Link {
   // since both ends of a lane must agree on the size.
   bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring = kRingBytes);
   void SetPeerBell(int k, base::UniqueFd fd);
-  // If the peer's eventfds are not known, it is rung by `message`, of static
-  // storage, on the link's socket. There nothing that the peer does can make
-  // the sender wait. The caller owns the socket, and sets -1 before it is
-  // closed.
+  // If the peer's eventfds are not known, `message`, of static storage, rings
+  // the peer on the link's socket. On a socket nothing that the peer does can
+  // make the sender wait. The caller owns the socket, and sets -1 before it
+  // closes the socket.
   void SetSocket(int fd, std::span<const std::byte> message);
   // For a child of fork, where the socket is the parent's.
   void ForgetSocket();
@@ -87,7 +88,7 @@ class Link {
   // with kCompletionError. The caller kicks its own bells.
   void Kill(base::Reason why);
   bool dead() const;
-  // For a child of fork that uses no lane of the link any more: lets go of what
+  // For a child of fork that uses no lane of the link any more: gives up what
   // is the parent's.
   void Abandon();
 

@@ -32,7 +32,8 @@ bool IsEventFd(int fd) {
   *std::to_chars(path + kPrefix, path + sizeof(path) - 1, fd).ptr = '\0';
   char target[64];
   const long length = ::syscall(SYS_readlink, path, target, sizeof(target));
-  // Without /proc nothing tells. The peer is of this process's uid anyway.
+  // Without /proc nothing shows what it is. The peer is of this process's uid
+  // anyway.
   if (length < 0) return errno == ENOENT || errno == EACCES;
   constexpr char kName[] = "anon_inode:[eventfd]";
   return length == sizeof(kName) - 1 &&
@@ -53,9 +54,9 @@ int MostKept() {
 }  // namespace
 
 void BumpAndWake(std::atomic<std::uint32_t>& word, bool shared) {
-  // The bump first. A thread with an old token that is not asleep yet does not
-  // fall asleep, for the kernel compares under its lock. A thread that is
-  // asleep is woken.
+  // The bump comes first. A thread with an old token that is not asleep yet
+  // does not fall asleep, since the kernel compares under its lock. A thread
+  // that is asleep is woken.
   word.fetch_add(1, std::memory_order_seq_cst);
   base::FutexWake(&word, INT_MAX, shared);
 }
@@ -213,17 +214,17 @@ void LinkState::Mark(int side, Ready what, int bell, int index) {
   auto& summary = page_->summary[side][bell].words[what][segment / 64];
   const std::uint64_t bit = Bit(index);
   const std::uint64_t summary_bit = std::uint64_t{1} << (segment % 64);
-  // The draining thread has written to the summary. Its line is fetched once,
-  // for writing and beside the word, not twice after the word.
+  // The draining thread has written to the summary. This thread fetches its
+  // line once, for writing and beside the word, and not twice after the word.
   FetchToWrite(&summary);
-  // Whether the bit is new or not, the operation is also a full fence. It lies
-  // between this end's message and the Drain that clears the bit, then looks at
-  // the ring.
+  // The operation is also a full fence, whether the bit is new or not. The
+  // fence lies between this end's message and the peer's Drain, which clears
+  // the bit and then looks at the ring.
   word.fetch_or(bit, std::memory_order_seq_cst);
   // Drain clears the summary before it takes the word. If the summary is set
   // here, that clearing is yet to come, and Drain takes the word with this bit
-  // after it. The look is made each time: the thread that set the word's first
-  // bit may have been stopped before it came to this line.
+  // after it. Each message looks: the thread that set the word's first bit may
+  // have been stopped before it came to this line.
   if ((summary.load(std::memory_order_seq_cst) & summary_bit) == 0) {
     summary.fetch_or(summary_bit, std::memory_order_seq_cst);
   }
@@ -235,8 +236,8 @@ void LinkState::Ring(int bell) {
     const std::uint64_t armed =
         page->bells[bell].armed.load(std::memory_order_seq_cst);
     if ((armed & 1) == 0) return;
-    // One kick for each generation: it has woken every sleeper that armed up to
-    // the generation, and each arms anew before it sleeps again.
+    // One kick for each generation: the kick has woken every sleeper that armed
+    // up to that generation, and each arms anew before it sleeps again.
     if (kicked_[bell].load(std::memory_order_relaxed) == armed) return;
     int fd = peer_fds_[bell].load(std::memory_order_acquire);
     if (fd < 0) fd = peer_fds_[0].load(std::memory_order_acquire);
@@ -304,9 +305,9 @@ void LinkState::Kill(base::Reason why) {
       !dead_.compare_exchange_strong(none, why, std::memory_order_seq_cst)) {
     return;
   }
-  // dead_ stored -> futex words bumped. A sleeper takes its token, then looks
-  // at dead_: it sees dead_, or its token is old. A lane that opens now sees
-  // dead_ too.
+  // dead_ is stored before the futex words are bumped. A sleeper takes its
+  // token, then looks at dead_. So it sees dead_, or its token is old. A lane
+  // that opens now sees dead_ too.
   for (int s = 0; s < segments(); ++s) {
     SegmentState* state = table_[s].load(std::memory_order_acquire);
     const std::uint64_t open = state->open.load(std::memory_order_seq_cst);

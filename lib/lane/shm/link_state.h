@@ -15,8 +15,10 @@
 
 namespace rcsock::lane::shm {
 
-// What a Link and its lanes share. It lives as long as any of them, so that no
-// lane outlives the memory under it. Threads: any.
+// What a Link and its lanes share. The object lives as long as any of them, so
+// no lane outlives the memory under it.
+//
+// Threads: any.
 class LinkState {
  public:
   LinkState(int side, base::UniqueFd page_fd, LinkPage* page);
@@ -59,9 +61,9 @@ class LinkState {
   void Mark(Ready what, int bell, int index) {
     Mark(1 - side_, what, bell, index);
   }
-  // Sets the link's socket, and the message upon which the peer looks which
+  // Sets the link's socket, and the message that makes the peer look which
   // bells were rung. The message is of static storage. The caller owns the
-  // socket, and sets -1 before it is closed.
+  // socket, and sets -1 before it closes the socket.
   void SetSocket(int fd, std::span<const std::byte> message);
   // SetSocket(-1) in a child of fork.
   void ForgetSocket() { socket_.store(-1, std::memory_order_relaxed); }
@@ -75,7 +77,7 @@ class LinkState {
   BellMask TakeRung() {
     return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst);
   }
-  // Returns true if Ring may kick anything: one look, for each message.
+  // Returns true if Ring may kick anything. Costs one look for each message.
   bool Rings(int bell) const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
     return page == nullptr ||
@@ -92,8 +94,9 @@ class LinkState {
     return (word & 1) != 0 ? word : 0;
   }
 
-  // Returns true if a sender's fence may be the light one: both processes have
-  // registered, and the peer makes the heavy fence before it sleeps.
+  // Returns true if a sender's fence may be the light one. It may if both
+  // processes have registered, and the peer makes the heavy fence before it
+  // sleeps.
   bool PeerFences() const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
     return page != nullptr &&
@@ -139,8 +142,8 @@ class LinkState {
       __builtin_prefetch(&state->open);
     }
   }
-  // These streams are about to be reported, read and answered. Fetches what
-  // says where the rest is, and what is shared.
+  // The streams are about to be reported, read and answered. Fetches the lines
+  // that say where each stream's rest is, and the lines that the streams share.
   void WarmStreams(int segment, std::uint64_t streams) const {
     const SegmentState* state = table_[segment].load(std::memory_order_acquire);
     for (int most = 16; streams != 0 && most > 0; --most) {
@@ -173,8 +176,9 @@ class LinkState {
     for (const auto& line : near.beside) {
       __builtin_prefetch(line.load(std::memory_order_relaxed));
     }
-    // The answer will be marked in a word of the peer's bitmap. The peer has
-    // taken what was there, and has the line. WarmStreams has fetched `poll`.
+    // The answer will set a bit in a word of the peer's bitmap. The peer has
+    // taken the bits that were there, and has the line. WarmStreams has fetched
+    // `poll`.
     const std::uint32_t poll =
         state.hot[at].control[1 - side_].poll.load(std::memory_order_relaxed);
     if ((poll & kNotifyRxBits) != 0) {
@@ -209,7 +213,7 @@ class LinkState {
     std::atomic<std::uint64_t> was_open{0};
     Near near[kSegmentStreams] = {};
     std::atomic<std::uint8_t> bells[kSegmentStreams] = {};
-    // This process's threads sleep on these, too: no peer maps them.
+    // This process's threads sleep on these words as well. No peer maps them.
     std::atomic<std::uint32_t> wakes[kSegmentStreams] = {};
   };
 

@@ -16,7 +16,7 @@
 
 namespace rcsock::lane::shm {
 
-// Raw system calls where the preload interposes the name.
+// Raw system calls, since the preload interposes the names.
 
 base::UniqueFd CreateMemory(const char* name, std::size_t size) {
   return base::CreateSealed(name, size, base::Seals::kMoreSeals);

@@ -14,7 +14,8 @@ void RecordCopy::BeginTurn(int turn) {
 
 bool RecordCopy::OtherIsBetter() const {
   if (waited_) {
-    // The other way must be better by an eighth; less makes no difference.
+    // The other way must be better by an eighth: a smaller gain makes no
+    // difference.
     return 9 * (other_.ticks + other_.gaps) < 8 * (own_.ticks + own_.gaps);
   }
   return streams_ ? other_.ticks < limits_.back * own_.ticks

@@ -12,19 +12,19 @@ namespace rcsock::lane::shm {
 // How the sender's bytes get into its ring.
 //
 // The receiver has read the lines of the ring, so a plain store takes each line
-// away from it. If both ends run on one core, that is the fastest way. Between
-// cores, and above all between complexes of cores or sockets, it is a round
-// trip for each line. There streaming stores, which go to memory past all
-// caches, cost the sender less. But then the receiver has to fetch the bytes
+// away from it. If both ends run on one core, plain stores are the fastest way.
+// Between cores, and above all between complexes of cores or sockets, they cost
+// a round trip for each line. Streaming stores go to memory past all caches,
+// and cost the sender less there. But then the receiver has to fetch the bytes
 // from memory.
 //
-// Nothing tells which way is faster. The scheduler moves the two ends, a
-// hypervisor moves what they run on, and machines differ in what memory gives.
-// So this class measures. Now and then the two ways take turns, ever more
-// seldom while the other way is no better.
+// No rule says which way is faster. The scheduler moves the two ends, a
+// hypervisor moves the processors that they run on, and machines differ in what
+// memory gives. So this class measures. Now and then the two ways take turns,
+// ever more seldom while the other way is no better.
 class RecordCopy {
  public:
-  // If the sender does not fill the ring, nothing here tells what the receiver
+  // If the sender does not fill the ring, nothing here shows what the receiver
   // pays for bytes that are in no cache. So a sender must gain more by
   // streaming than the receiver loses.
   struct Limits {
@@ -45,7 +45,7 @@ class RecordCopy {
   explicit RecordCopy(Limits limits) : limits_(limits) {}
 
   // memcpy. What is stored after the call is seen after these bytes. Short
-  // pieces are copied plainly: they say little, and small data is wanted in a
+  // pieces are copied plainly: they prove little, and small data is wanted in a
   // cache.
   void Copy(std::byte* to, const std::byte* from, std::size_t n) {
     if (n < kLongPiece) [[likely]] {
@@ -74,10 +74,10 @@ class RecordCopy {
   void EndTurn();
   bool OtherIsBetter() const;
 
-  // A turn takes two laps of the ring. The first does not count, for its lines
-  // are where the other way has left them. The other way must be better in each
-  // pair of turns. A thread that was off its CPU in one turn says nothing of
-  // the copy.
+  // A turn takes two laps of the ring. The first lap does not count, since its
+  // lines are where the other way has left them. The other way must be better
+  // in each pair of turns. A thread that was off its CPU in one turn proves
+  // nothing about the copy.
   static constexpr std::uint32_t kLap = kRingBytes;
   static constexpr int kPairs = 3;
   static constexpr std::uint32_t kFirstWait = 2 * kLap;

@@ -20,7 +20,7 @@
 namespace rcsock::lane::shm {
 namespace {
 
-// How much a receiver takes before it wakes a sender that waits for room: so
+// How much a receiver takes before it wakes a sender that waits for room: this
 // many slots, or a quarter of the ring in bytes. A wake for each record would
 // cost a switch of threads for each.
 constexpr std::uint32_t kWakeSlots = kSlots / 4;
@@ -68,7 +68,7 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table)
 
 ShmLane::~ShmLane() {
   own().poll.store(kNotifyNone, std::memory_order_relaxed);
-  // A lane that no stream has had tells of its leaving here.
+  // A lane that no stream has had states here that it is left.
   if (own().left.load(std::memory_order_relaxed) !=
       static_cast<std::uint32_t>(Left::kAll)) {
     TellLeft(Left::kAll);
@@ -119,8 +119,8 @@ void ShmLane::Fail(base::Reason why) {
 void ShmLane::LookForCredit() {
   const std::uint64_t credit = peer().consumed.load(std::memory_order_acquire);
   if (credit > credit_seen_.load(std::memory_order_relaxed)) {
-    // News that this thread takes is no news to a thread that has let go of the
-    // latch and is on its way to sleep. From here on that thread's token is
+    // This thread takes the news, so a thread that has released the latch and
+    // is on its way to sleep would miss it. From here on that thread's token is
     // old. The bump comes first, then what SleepTx compares. A thread that
     // finds the second finds the first too, and does not fall asleep.
     own_futex_.tx.fetch_add(1, std::memory_order_relaxed);
@@ -137,9 +137,9 @@ void ShmLane::TakeCredit(std::uint64_t credit) {
     Fail();
     return;
   }
-  // Cleared late, so that a sender that runs at the receiver's pace leaves the
-  // line alone. It goes on asking for a wake-up, which costs nothing while no
-  // thread sleeps.
+  // The request for a wake-up is cleared late, so that a sender that runs at
+  // the receiver's pace leaves the line alone. Until then the request stands,
+  // which costs nothing while no thread sleeps.
   if (starved_ && tx_.FreeBytes() >= tx_.ring_bytes() / 2 &&
       tx_.outstanding() <= kSlots / 2 &&
       (!tx_.bounded() || tx_.Allowed() >= 2 * tx_.LeastAllowed())) {
@@ -152,16 +152,16 @@ void ShmLane::SetStarved() {
   if (starved_) return;
   starved_ = true;
   own().sleepers.fetch_or(kStarved, std::memory_order_seq_cst);
-  // Starved stored -> credit loaded, by the caller. The receiver stores the
-  // credit, fences, and loads starved. Either this end sees the credit, or the
-  // receiver sees that this end starves, and notifies it.
+  // Starved is stored before the caller loads the credit. The receiver stores
+  // the credit, fences, and loads starved. Either this end sees the credit, or
+  // the receiver sees that this end starves, and notifies it.
   FullFence();
   // A bounded sender has no room although hardly anything may be due for
-  // credit, against what Taken's argument counts on. The receiver stores
+  // credit. The argument in Taken does not cover that. The receiver stores
   // `reached`, and loads starved without a fence. Here starved is stored, then
   // comes the heavy fence, then `reached` is loaded. So this end sees how far
   // the receiver has come, or the receiver sees that this end starves. Then the
-  // receiver tells when it has taken the rest.
+  // receiver notifies this end when it has taken the rest.
   if (tx_.bounded()) {
     base::HeavyFenceProcesses();
     TakeCredit(
@@ -169,8 +169,8 @@ void ShmLane::SetStarved() {
   }
 }
 
-// Bounds only if the ring holds far more. Nothing but that is worth the slower
-// way, with more wake-ups.
+// Bounds only if the ring holds far more: only then is the slower way, with
+// more wake-ups, worth it.
 void ShmLane::BoundUnread(std::uint64_t bytes) {
   if (bytes > tx_.ring_bytes() / 2) {
     SetBound(0);
@@ -238,7 +238,7 @@ void ShmLane::AfterPublish(std::uint32_t sleepers, std::uint32_t poll) {
     BumpAndWake(peer_futex_.rx);
     base::tls_spin.WokePeer(base::GetConfig().spin_us);
   }
-  // For a stream with bits nothing asks for the time.
+  // For a stream with bits nothing reads the time.
   if ((poll & (kNotifyRxPoller | kNotifyRxBits)) == kNotifyRxPoller) {
     Stamp(BellOf(poll));
   }
@@ -334,7 +334,7 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
   RecordCopy* const copy = CopyFor(all);
   std::size_t done = 0;
   while (done < all) {
-    // Tried before the message has a place, which could not be given back.
+    // Tried before the message has a place: the place could not be given back.
     if (!from.Readable(std::min<std::size_t>(all - done, tx_.record_max())))
         [[unlikely]] {
       base::tls_fault = done == 0;
@@ -411,7 +411,7 @@ bool ShmLane::Fill() {
   if (rx_.active()) return true;
   std::uint32_t imm;
   if (!Landed(&rx_, &imm)) {
-    // What Freeze has latched goes away only by the peer's hand.
+    // Only the peer can take away what Freeze has latched.
     if (rx_limit_ != kNoLimit && rx_.next() < rx_limit_) {
       rx_limit_ = rx_.next();
       Fail();
@@ -438,8 +438,8 @@ bool ShmLane::LandedData(ring::Rx* at) const {
 Head ShmLane::Peek() {
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   if (State() == base::Reason::kNone) return Head::kEmpty;
-  // The lane is dead. What landed before that still counts, and may have landed
-  // after the first look.
+  // The lane is dead. What landed before its end still counts, and may have
+  // landed after the first look.
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   return Head::kDead;
 }
@@ -452,7 +452,8 @@ void ShmLane::Take(std::uint32_t n) {
 
 void ShmLane::PublishCredit() {
   own().consumed.store(rx_.Publish(), std::memory_order_release);
-  // Credit stored -> starvation loaded: see SetStarved and SleepTx.
+  // The credit is stored before the starvation is loaded: see SetStarved and
+  // SleepTx.
   FullFence();
   const std::uint32_t sleepers =
       peer().sleepers.load(std::memory_order_relaxed);

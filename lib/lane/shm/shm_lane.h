@@ -41,7 +41,7 @@ class ShmLane final : public Lane {
   bool PostCtl(const void* message, std::size_t length) override;
   std::size_t Writable() override;
   std::uint64_t Posted() const override { return tx_.posted(); }
-  // Messages since the lane opened.  Any thread may ask: another one may send.
+  // Messages since the lane opened. Any thread may ask: another one may send.
   std::uint64_t Sent() const { return tx_.SentByNow(); }
   void BoundUnread(std::uint64_t bytes) override;
   std::uint64_t Acked() override;
@@ -70,12 +70,13 @@ class ShmLane final : public Lane {
                                            std::size_t length);
   [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
 
-  // From now on *hint is the line that the next message is likely to go to, or
+  // From now on *hint is the line that the next message probably goes to, or
   // `hint` itself. Senders write it. The caller holds the tx latch.
   void KeepHint(std::atomic<const void*>* hint) { hint_ = hint; }
 
   // Returns true if the next message has landed and is a control message. For
-  // the caller of Read, to learn whether the end comes next; takes nothing.
+  // the caller of Read, who has to know whether the end comes next; takes
+  // nothing.
   bool CtlNext() {
     // A read that had room left has accepted the control message, and left it.
     if (rx_.active()) return !rx_.data();
@@ -119,9 +120,12 @@ class ShmLane final : public Lane {
   Left PeerLeft() const override;
 
   // --- Copies of a device, straight into the ring and out of it ------------
-  // docs/shm-lane.md has the whole. The caller pins the lane until its copies
-  // have ended. Needs no latch: has the driver pin that ring, once for a lane
-  // and context. False: the copies go through slots.
+  //
+  // docs/shm-lane.md describes these copies. The caller pins the lane until
+  // its copies have ended.
+  //
+  // Has the driver pin the ring, once for a lane and context. Needs no latch.
+  // False: the copies go through slots.
   bool NeedPages(bool tx, gpu::Memory* memory);
   // Under the tx latch. From BeginFill, which returns false if another call
   // fills or the ring is bounded, to EndFill other sends find no room in the
@@ -134,7 +138,7 @@ class ShmLane final : public Lane {
   std::size_t PostClaimed(std::size_t n);
   // Returns true if a thread has found no room meanwhile, or before.
   bool EndFill();
-  // A copy into a ring or out of it did not end: the stream has to leave.
+  // A copy into or out of a ring did not end, so the stream has to leave.
   void LoseRing() { Fail(base::Reason::kLaneError); }
   // Under the rx latch. BeginDrain returns false if another call copies out of
   // the ring. RxNow is where a look ahead begins.
@@ -178,13 +182,13 @@ class ShmLane final : public Lane {
   // What Readable returns, and as how many messages.
   std::size_t Unread(std::uint32_t* messages);
 
-  // What a message has this end tell. With kMore, the peer learns that the
+  // What this end states with a message. With kMore, the peer learns that the
   // message is not in slot 0 (ControlLine::more), with kAlone, that it is. With
   // kHinted, this end also learns that the next message is likely to be in slot
   // 0 too (KeepHint).
   enum class Told : std::uint8_t { kMore, kAlone, kHinted };
-  // A longer message gives no hint: its bytes are copied first, and the peer
-  // looks at the slot's line. It would take the line back meanwhile.
+  // A longer message gives no hint: its bytes are copied first, and the peer,
+  // which looks at the slot's line meanwhile, would take the line back.
   static Told ToldOf(bool first, const ring::Imm& imm) {
     if (!first) return Told::kMore;
     return (imm.flags & ring::kFlagInline) != 0 ? Told::kHinted : Told::kAlone;
@@ -219,7 +223,7 @@ class ShmLane final : public Lane {
       TellAnew(told);
     PublishTold(slot, number, imm);
   }
-  // Publish, once TellAnew has told what is new.
+  // Publish, once TellAnew has written the new hint.
   void PublishTold(Slot& slot, std::uint64_t number, std::uint32_t imm);
   // The immediate of data in a slot, without the length.
   static constexpr std::uint32_t kQuickBits =
@@ -309,7 +313,7 @@ class ShmLane final : public Lane {
   const std::byte* Bytes(const ring::Rx& rx) const {
     return (rx.in_slot() ? RxSlot(rx.slot()).payload : rx_bytes_) + rx.offset();
   }
-  // Consumes `n` bytes of the current message, and tells the sender if it is
+  // Consumes `n` bytes of the current message, and notifies the sender if it is
   // time.
   void Take(std::uint32_t n);
   // The current message has been consumed to its end. `due`: what has been
@@ -326,9 +330,9 @@ class ShmLane final : public Lane {
     return quick_next_.load(std::memory_order_acquire) >> kQuickShift;
   }
 
-  // A server of thousands of streams finds none of this in its caches. So what
-  // a small message needs is in three lines (LinkState::kLaneLines). The first
-  // is this line, with the base's part.
+  // A server of thousands of streams finds none of these fields in its caches.
+  // So what a small message needs is in three lines (LinkState::kLaneLines).
+  // The first is this line, with the base's part.
   HotMemory* const hot_;
   Slot (*const more_)[2];
   LinkState* const link_;
@@ -375,7 +379,7 @@ class ShmLane final : public Lane {
   bool fills_ = false;         // between BeginFill and EndFill
   std::uint32_t put_off_ = 0;  // the bound to set behind it; 0: none
   bool drains_ = false;        // between BeginDrain and EndDrain
-  // Of the thread that fills, and of the one that drains.
+  // The pages of the thread that fills, and of the thread that drains.
   Pages tx_pages_;
   Pages rx_pages_;
 
@@ -391,11 +395,11 @@ class ShmLane final : public Lane {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
   slot.credit.store(Consumed(), std::memory_order_relaxed);
   slot.head.store(sequence << 32 | imm, std::memory_order_release);
-  // Message stored -> the peer's wishes loaded. A receiver stores its wish
-  // (SleepRx, SetNotify, Arm), fences, and looks at the slot. One of the two
-  // sees the other. A full fence here would wait, for each message, until the
-  // slot's line comes from the peer. So the thread that goes to sleep pays for
-  // both.
+  // The message is stored before the peer's wishes are loaded. A receiver
+  // stores its wish (SleepRx, SetNotify, Arm), fences, and looks at the slot.
+  // One of the two sees the other. A full fence here would wait, for each
+  // message, until the slot's line comes from the peer. So the thread that goes
+  // to sleep pays for both fences.
   if (light_fence_) [[likely]] {
     base::LightFence();
   } else {
@@ -446,7 +450,7 @@ inline void ShmLane::Taken(bool due) {
     PublishCredit();
     return;
   }
-  // A sender that waits is told of less, once there is nothing more to take:
+  // A waiting sender gets smaller credits, once nothing is left to take:
   // PublishCredit() decides. This load may miss a sender that has only just
   // begun to wait. After that the sender has read a credit. If the credit
   // leaves less than what makes credit due, the sender has room. If the credit
@@ -469,8 +473,9 @@ inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
   const std::uint32_t n = imm - kQuickBits;
   if (n - 1 >= kInlineMax || n > length) return ReadMore(to, length);
   const Slot& slot = RxSlot(rx_.slot());
-  // After a fault nothing has happened, and ReadMore meets it again. The call
-  // above has what this needs in the same registers.
+  // After a fault nothing has been consumed, and ReadMore meets the fault
+  // again. The call above passes the arguments in the registers that this call
+  // needs.
   if (!base::TrySmall(to, slot.payload, n)) [[unlikely]]
     return ReadMore(to, length);
   Hear(slot);

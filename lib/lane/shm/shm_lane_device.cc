@@ -16,7 +16,7 @@ bool ShmLane::NeedPages(bool tx, gpu::Memory* memory) {
   if (of.pages != nullptr && of.pages->pinned(context)) return true;
   if (of.refused == context) return false;
   std::byte* const at = tx ? tx_bytes_ : const_cast<std::byte*>(rx_bytes_);
-  // No driver pins pages twice, so those of another context are unpinned first.
+  // No driver pins pages twice, so pages of another context are unpinned first.
   if (of.pages != nullptr) of.pages->End();
   of.pages = memory->Pin(at, tx_.ring_bytes());
   if (of.pages != nullptr) return true;
@@ -45,7 +45,7 @@ bool ShmLane::BeginFill() {
   if (fills_ || tx_.bounded() || Closed()) return false;
   fills_ = true;
   put_off_ = 0;
-  // Other sends find no room, by what they look at anyway.
+  // Other sends find no room, by the fields that they look at anyway.
   tx_.Bound(0);
   // The pages are in use from now on, all of them.
   Touch(tx_.ring_bytes());

@@ -14,9 +14,9 @@ namespace rcsock::lane::shm {
 namespace {
 
 // A token is made of two words. The peer bumps the shared word for its news;
-// WakeLocal and Kill bump that word and this end's own. The peer may write what
-// it likes to the shared word, say its old value. Even so, a thread with a
-// token from before the own word's bump does not fall asleep.
+// WakeLocal and Kill bump that word and this end's own. The peer may write
+// anything to the shared word, its old value for instance. Even so, a thread
+// with a token from before the own word's bump does not fall asleep.
 constexpr int kOwnShift = 24;
 constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
 
@@ -24,7 +24,7 @@ constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {
   Wish(bits, bell);
-  // Wish stored -> the caller looks at the ring: see PublishTold.
+  // The wish is stored before the caller looks at the ring: see PublishTold.
   base::HeavyFenceProcesses();
 }
 
@@ -55,16 +55,17 @@ int ShmLane::Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
   return base::FutexSleepShared(&word, shared, &own_wake_, own, timeout);
 }
 
-// Wish stored -> slot loaded: see PublishTold. The bit stays set if this thread
-// does not sleep after all. Another thread may, and the waker clears the bit.
+// The wish is stored before the slot is loaded: see PublishTold. The bit stays
+// set if this thread does not sleep after all. Another thread may, and the
+// waker clears the bit.
 //
-// No sleep without an end begins before the heavy fence and a look behind it.
-// But that fence interrupts every processor that runs a program with lanes,
-// which costs more than most sleeps of a busy program are worth. So the first
-// part of a sleep is a nap, which does without. A sender whose message was
-// still in its store buffer when it looked for the wish wakes no thread. The
-// looks before the nap take longer than such a store does. If a store takes
-// longer still, the nap ends by itself.
+// No sleep without an end begins before the heavy fence and a look behind the
+// fence. But that fence interrupts every processor that runs a program with
+// lanes, which costs more than most sleeps of a busy program are worth. So the
+// first part of a sleep is a nap, which needs no heavy fence. A sender wakes no
+// thread if its message was still in its store buffer when it looked for the
+// wish. The looks before the nap take longer than a store stays there. If a
+// store takes longer still, the nap ends by itself.
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   timespec rest{};

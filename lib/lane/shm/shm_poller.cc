@@ -53,8 +53,8 @@ int ShmPoller::Poll(Completion* out, int capacity) {
     if (n == 0 && link->dead()) dead = link;
     found += n;
   }
-  // A dead link that has reported all it had goes: a server must not keep a
-  // link for every client that it ever had.
+  // A dead link that has reported all its streams goes: a server must not keep
+  // a link for every client that it ever had.
   if (dead != nullptr) Forget(dead);
   return found;
 }

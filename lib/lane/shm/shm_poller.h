@@ -28,7 +28,7 @@ class ShmPoller final : public Poller {
   int Poll(Completion* out, int capacity) override;
   void Arm() override { bells_->Arm(bell_); }
   void Disarm() override { bells_->Disarm(bell_); }
-  // Arm for a sleep that ends by itself soon. It gains nothing if Arm makes no
+  // Arms for a sleep that ends by itself soon. Saves nothing if Arm makes no
   // heavy fence.
   void ArmForNap() { bells_->Arm(bell_, true); }
   bool Fences() const { return bells_->Fences(); }

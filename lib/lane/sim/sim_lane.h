@@ -47,7 +47,8 @@ struct SimLink {
   bool auto_credit = false;  // ... and what is read is credited
   bool outlives = false;     // ... and what is posted is there after a freeze
   bool frozen[2] = {false, false};
-  // What end i has told of its leaving, if the memory outlives a process.
+  // How far end i says that it has left the lane, if the memory outlives a
+  // process.
   Lane::Left left[2] = {Lane::Left::kNot, Lane::Left::kNot};
   // Why end i believes that the lane is dead; kNone: it does not, so far.
   base::Reason state[2] = {base::Reason::kNone, base::Reason::kNone};

@@ -18,7 +18,7 @@ void CountRing(ForgetRings forget) {
 }
 
 void ForgetKnownRings(unsigned first, unsigned last) {
-  // The caller has seen the count, which rises behind the store.
+  // The caller has seen the count, which rises after the store.
   std::atomic_thread_fence(std::memory_order_acquire);
   forget_rings.load(std::memory_order_relaxed)(first, last);
 }

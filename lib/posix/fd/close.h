@@ -19,8 +19,9 @@ void CountRing(ForgetRings forget);
 // The slow part of BeforeClose.
 [[gnu::cold]] void ForgetKnownRings(unsigned first, unsigned last);
 
-// These numbers are about to be closed, or to name something else.  The mapping
-// of a ring would keep the ring alive.
+// Called before the numbers from `first` to `last` are closed, or name
+// something else.  Forgets the rings among them: rcsock's mapping of a ring
+// would keep the ring alive.
 inline void BeforeClose(unsigned first, unsigned last) {
   if (known_rings.load(std::memory_order_relaxed) != 0) [[unlikely]] {
     ForgetKnownRings(first, last);

@@ -19,8 +19,8 @@ enum class FileKind : std::uint8_t {
 
 // An open description that rcsock follows.  The objects come from pools, and
 // never go back to the heap.  So a pointer from the table stays readable while
-// another thread closes the descriptor.  Whether the object is still the
-// number's is checked with its own latch held (I-LIFE-1).
+// another thread closes the descriptor.  A thread checks with the object's
+// latch held whether the number still names the object (I-LIFE-1).
 struct alignas(16) File {
   constexpr explicit File(FileKind k) : kind(k) {}
   bool Hidden() const { return kind > FileKind::kBetween; }
@@ -30,27 +30,30 @@ struct alignas(16) File {
   }
   // Only a child of fork changes it (hidden.cc).
   FileKind kind;
-  // How many numbers of this process name it; 0: in the pool, or closing.
+  // How many numbers of this process name the file; 0: in the pool, or closing.
   std::atomic<int> fds{0};
 };
 
 // Descriptors above this are never followed, and stay on TCP.  The table is
 // zero pages until it is touched.
 constexpr int kMaxFds = 1 << 20;
-// A file, with marks.  kClaimed: a thread is closing the number, which is valid
-// until that is done.  kLeft: a closing thread has seen to it that a file with
-// other numbers goes by another.  kHeld: a thread is duplicating the number,
-// which is not closed before that is done (HeldNumber).  kLaneMark: the file is
-// a stream that was on a lane in shared memory when this was noted.  It has no
-// other mark.  This is a hint.  With it a call does not read the cache line
-// that says what the file is; Sock::QuickRecv knows whether the hint still
-// holds.
+// An entry is a file, and marks:
+// - kClaimed: a thread is closing the number, which is valid until the close is
+//   done.
+// - kLeft: a closing thread has made a file with other numbers go by another
+//   number.
+// - kHeld: a thread is duplicating the number.  The number is not closed before
+//   the thread has finished (HeldNumber).
+// - kLaneMark: the file is a stream that was on a lane in shared memory when
+//   the mark was set.  The entry has no other mark.  The mark is a hint: a call
+//   that finds it need not read the cache line that says what the file is.
+//   Sock::QuickRecv knows whether the hint still holds.
 //
 // While an entry names a file, the file is in no pool: the closing thread keeps
-// it until the entry is gone.  A thread that finds a file here takes a latch of
-// the file's, and asks the table again.  If the entry still names the file,
-// that holds until the thread releases the latch.  A thread that does not ask
-// again may hold the latch of another connection by now.
+// the file until the entry is gone.  A thread that finds a file here takes a
+// latch of the file, and reads the entry again.  If the entry still names the
+// file, it does so until the thread releases the latch.  A thread that does not
+// read again may hold the latch of another connection.
 extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
 constexpr std::uintptr_t kClaimed = 1;
 constexpr std::uintptr_t kLaneMark = 2;
@@ -73,7 +76,7 @@ inline std::uintptr_t WholeEntry(int fd) {
 // For comparison, or to look at its kind.
 inline File* Entry(int fd) { return FileIn(WholeEntry(fd)); }
 
-// The address of that entry; null: there is none.
+// The address of that entry; null: the table has none for the number.
 inline const void* TablePlace(int fd) {
   return static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)
              ? &fd_table[fd]
@@ -83,8 +86,8 @@ inline const void* TablePlace(int fd) {
 // What the number names when the kernel is done with it.
 [[gnu::noinline]] File* Settled(int fd);
 
-// What the number names.  It may wait for a closing thread, or for the owner of
-// a hidden stream, so the caller holds no latch.
+// Returns what the number names.  May wait for a closing thread, or for the
+// owner of a hidden stream, so the caller holds no latch.
 inline File* Lookup(int fd) {
   File* file = Entry(fd);
   return __builtin_expect(file != nullptr && file->kind >= FileKind::kBetween,
@@ -93,9 +96,9 @@ inline File* Lookup(int fd) {
              : file;
 }
 
-// What the number names for the caller.  For threads that look at all numbers:
-// it does not wait, and finds nothing at numbers with which the kernel is not
-// done, and no hidden file.
+// Returns what the number names for the caller.  For threads that look at all
+// numbers: does not wait, and finds no hidden file, and nothing at a number
+// that the kernel is still closing.
 [[gnu::noinline]] File* NamedInBetween(int fd);
 inline File* Named(int fd) {
   File* file = Entry(fd);

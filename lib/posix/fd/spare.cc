@@ -12,8 +12,8 @@
 namespace rcsock::posix {
 namespace {
 
-// So many connections may be closed and not yet delivered, if no other number
-// is left.
+// At most this many connections may be closed and not yet delivered, if no
+// other number is left.
 constinit std::atomic<int> spares[] = {-1, -1, -1, -1};
 
 }  // namespace

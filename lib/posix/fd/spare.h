@@ -4,8 +4,8 @@
 namespace rcsock::posix {
 
 // A few spare descriptors.  If a connection is closed where the process can
-// open no other number, it gets the number of a spare.  So what it owes is
-// still delivered.
+// open no other number, the connection gets the number of a spare.  So its last
+// bytes are still delivered.
 
 // Makes the spares that are missing.
 void KeepSpares();

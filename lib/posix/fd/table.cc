@@ -43,11 +43,11 @@ void Raise(int fd) {
 }
 
 // Stands in the table while the kernel closes a number, or gives it to another
-// file, and the anchor under it stays open.  A call that found nothing here
-// would go to the kernel.  It would take the anchor's frames for bytes of the
-// application, or put its own bytes between them.  A call that still found the
-// stream might mean the file that the number names by then.  So a call finds
-// this entry, and waits.
+// file, and the anchor under the number stays open.  A call that finds this
+// entry waits.  If the entry were empty, the call would go to the kernel, and
+// take the anchor's frames for bytes of the application, or put its own bytes
+// between them.  If the entry still named the stream, a call that means the
+// number's new file would get the stream.
 constinit File between{FileKind::kBetween};
 // Held while `between` stands in the table.  Its holder waits for nothing but
 // the kernel's close of a descriptor that is not the last, which does not
@@ -59,7 +59,8 @@ void Put(int fd, File* file) {
                      std::memory_order_release);
 }
 
-// kNo: another thread is closing it, or has. kIsHeld: another thread copies it.
+// kNo: another thread is closing the number, or has closed it.  kIsHeld:
+// another thread copies it.
 enum class Claimed : std::uint8_t { kYes, kNo, kIsHeld };
 Claimed Claim(int fd, File* file) {
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
@@ -76,9 +77,9 @@ bool IsClaimed(int fd) {
 }
 
 // Stands in for a file whose number a child of vfork has closed, or reused.
-// The table is the parent's, too, which still has the number.  This is no
-// stream and no set, so a look-up takes the slow way, and asks which process is
-// running.
+// The child shares the table with its parent, and in the parent the number
+// still names the file.  This entry is no stream and no set, so a look-up takes
+// the slow way, and asks which process is running.
 constinit File lent{FileKind::kBetween};
 struct Lent {
   std::atomic<std::uintptr_t> entry;
@@ -121,8 +122,8 @@ void Recall(int fd) {
       entry, LentAt(fd).entry.load(std::memory_order_relaxed));
 }
 
-// Whether the borrowing child has ended, or is another program by now.  If kcmp
-// is forbidden, the answer is true.
+// Returns whether the borrowing child has ended, or is another program now.  If
+// kcmp is forbidden, returns true.
 bool Returned(int fd) {
   constexpr int kSameMemory = 1;  // KCMP_VM
   const int saved = errno;
@@ -152,8 +153,9 @@ int KernelClose(int fd, const Successor& next) {
                          : real::dup3(next.from, fd, next.flags);
 }
 
-// The number may be free.  A close here may linger.  Only if the number is free
-// can rcsock have been about to leave it.
+// If the number is free, rcsock may be about to move a descriptor of its own
+// away from it.  FreeNumber waits for that.  If the number is open, the close
+// of its file may linger, so FreeNumber does not go around the call.
 int KernelReplace(int fd, const Successor& next) {
   {
     const base::FreeNumber number;
@@ -166,7 +168,7 @@ int KernelReplace(int fd, const Successor& next) {
 // that number is in the table (LeaveNumber).
 File* Another(File* file) {
   if (file == nullptr) return nullptr;
-  // None: the file is closing.
+  // A file without numbers is closing.
   int fds = file->fds.load(std::memory_order_relaxed);
   while (fds > 0 && !file->fds.compare_exchange_weak(fds, fds + 1)) {
   }
@@ -196,14 +198,15 @@ void Lend(int fd) {
   auto entry = fd_table[fd].load(std::memory_order_acquire);
   do {
     const File* const file = FileIn(entry);
-    // Another thread is closing it.  Soon it names nothing.
+    // Another thread is closing the number, which soon names nothing.
     if (file == nullptr || file->kind == FileKind::kBetween ||
         (entry & kClaimed) != 0 || !MakeLent(fd)) {
       return;
     }
     LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
                               std::memory_order_relaxed);
-    // If the parent holds it, the holder finds it lent, and releases nothing.
+    // If a thread of the parent holds the number, it finds the number lent, and
+    // releases nothing.
     LentAt(fd).entry.store(entry & ~kHeld, std::memory_order_relaxed);
     // The parent's conductor may have set or cleared the mark.  The entry
     // returns as it was here, up to date or not.
@@ -335,8 +338,8 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   const bool follows = next.held != nullptr && next.held->file() != nullptr;
   int last = -1;
   if (!held && follows) {
-    // A stream that takes its place has an anchor, too.  The last close of a
-    // file may linger, so it must not come with the latch held.
+    // A stream that takes the file's place has an anchor, too.  The last close
+    // of a file may linger, so it must not come with the latch held.
     last = base::CopyHighForParent(fd);
     held = true;
   }
@@ -348,8 +351,8 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   Put(fd, &between);
   const int result = anchor ? KernelClose(fd, next) : KernelReplace(fd, next);
   const int error = errno;
-  // For instance, a filter of system calls refuses it.  The number still names
-  // the anchor, and no code knows it any more.
+  // A filter of system calls refuses the call, for instance.  The number still
+  // names the anchor, and no code knows it any more.
   if (anchor && result < 0 && next.from >= 0) ::syscall(SYS_close, fd);
   Put(fd, result >= 0 && follows ? Another(next.held->file()) : nullptr);
   between_latch.unlock();
@@ -396,8 +399,8 @@ int ReplaceFd(int fd, int from, int flags) {
     Recall(fd);
     HeldNumber held(from);
     Successor next{from, flags, &held};
-    // What the kernel would refuse changes nothing.  If `from` is not followed,
-    // another thread may close it at any moment.
+    // If the kernel would refuse the call, nothing changes.  If `from` is not
+    // followed, another thread may close it at any moment.
     base::UniqueFd copy;
     if (held.file() == nullptr && ProcessPinned() != base::Reason::kSandboxed) {
       copy.reset(base::CopyHighForParent(from));
@@ -451,7 +454,7 @@ void TableForkUnlock(bool child) {
   between_latch.UnlockAfterFork(child);
   if (!child) return;
   // The thread that was closing a number is not in the child.  What the kernel
-  // has there belongs to no file here.
+  // has at that number belongs to no file here.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     const std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);

@@ -20,7 +20,8 @@ struct FileOps {
   // The file cannot come into the table.  Gives it back.
   void (*refuse)(File* file);
   // `fd` was closed past rcsock.  Calls ClearEntry(fd), and takes the number
-  // away.  `claimed`: the thread that is closing the number takes it away.
+  // from the file.  `claimed`: the thread that is closing the number takes it
+  // away.
   void (*evict)(File* file, int fd, bool claimed);
   // A thread is about to claim a number of the file.  No signal is put off, so
   // this may wait for the peer.
@@ -36,8 +37,9 @@ struct FileOps {
   File* (*reveal)(int fd);
 };
 // From now on `fd`, just made by the kernel, names `file`.  If the table still
-// had something there, that was closed past rcsock, and is dropped.  `ops` are
-// those of all files of the kind, hidden or not, and stay valid.
+// names a file at `fd`, that file's number was closed past rcsock, and the
+// entry is dropped.  `ops` are those of all files of the kind, hidden or not,
+// and stay valid.
 void Bind(int fd, File* file, const FileOps& ops);
 // Sets or clears kLaneMark for `fd`, a number of `file`: whether the stream is
 // on a lane in shared memory.
@@ -45,17 +47,16 @@ void NoteOnLane(int fd, const File* file, bool on);
 // Drops a stale entry of a number that the kernel has just given out.
 void Evict(int fd);
 // In a child of vfork that is about to close the number, or to put something
-// else there.  From now on it names nothing of rcsock's for the child.
+// else there.  From now on the number names nothing of rcsock's for the child.
 void Lend(int fd);
 // What the number names for the process whose memory the child borrows.
 File* OwnersFile(int fd);
 // A number that is being duplicated.  While this lives, no thread closes the
-// number or puts something else there.  So the kernel's copy is what the table
-// says.  Without it another thread could close the number, and the stream with
-// it, between the kernel's copy and the table's.  Holds nothing if the number
-// is not followed.
-//
-// The holder waits for no claim, and runs no handler.
+// number or puts something else there.  So the kernel's copy is of the file
+// that the table names.  Otherwise another thread could close the number, and
+// the stream with it, between the kernel's copy and the table's.  Holds nothing
+// if the number is not followed.  The holder waits for no claim, and runs no
+// handler.
 class HeldNumber {
  public:
   explicit HeldNumber(int fd);
@@ -78,8 +79,8 @@ struct Successor {
   int flags = 0;
   HeldNumber* held = nullptr;  // `from`, if it is followed
 };
-// close(): the descriptor goes, and with the last of them what it names.  Code
-// outside this room calls this and ReplaceFd by CloseAny and ReplaceAny.
+// close(): the descriptor goes, and with the last descriptor its file.  Code
+// outside this room calls CloseAny and ReplaceAny, and not this and ReplaceFd.
 int CloseFd(int fd);
 // dup3(from, fd, flags) of two different numbers.  The number is never free
 // meanwhile, since another thread's new descriptor could take it.  Not for a
@@ -91,9 +92,10 @@ int CloseNumber(int fd, const Successor& next, bool held);
 // `fd` is being closed and is the last number, but `file` lives on.  From now
 // on the table names it by `hidden`, a number of rcsock's own.
 void GoOnBy(int hidden, File* file);
-// Leaves `fd`, which is being closed, and returns another number of the file;
-// -1: none.  The caller holds the latch by which the file knows its number.  So
-// a thread that closes that number later asks whether it is the file's.
+// Marks `fd`, which is being closed, so that the file no longer goes by it
+// (kLeft).  Returns another number of the file, or -1 if there is none.  The
+// caller holds the latch by which the file knows its number.  So a thread that
+// closes that other number later finds that the file goes by it.
 int LeaveNumber(int fd, const File* file);
 // LeaveNumber for a file that has another number, which may not be in the table
 // yet.

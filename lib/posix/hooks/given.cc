@@ -102,8 +102,8 @@ void BeforeBpf(long command, const void* attributes, unsigned long size) {
 
 void AfterNetlink(int protocol) {
   const int saved = errno;
-  // Programs ask many things by the general protocol.  They name connections to
-  // this one module.
+  // Programs use the general protocol for many things.  They name connections
+  // to this one module.
   if (protocol == NETLINK_ISCSI ||
       (protocol == NETLINK_GENERIC &&
        ::syscall(SYS_access, "/sys/module/nbd", F_OK) == 0)) {

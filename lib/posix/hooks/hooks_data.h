@@ -21,16 +21,16 @@
 // What the hooks of hooks_recv.cc, hooks_send.cc and hooks_sendfile.cc share.
 //
 // read, recv, write and send have a short way for a stream on a lane, and
-// another for a stream on TCP.  It takes few instructions and fewer cache
-// lines, since after a sleep in the kernel each is a miss.  These functions are
-// "hot": the compiler puts them together (.text.hot).  Each further way is a
-// function that the hook ends with (Real..., Kernel..., Plain..., Lane...,
-// Long...), so that the hook saves no registers.
+// another for a stream on TCP.  A short way takes few instructions and few
+// cache lines, since after a sleep in the kernel each is a miss.  These
+// functions are "hot": the compiler puts them together (.text.hot).  Each
+// further way is a function that the hook ends with (Real..., Kernel...,
+// Plain..., Lane..., Long...), so that the hook saves no registers.
 namespace rcsock::posix::hook {
 
-// Sums up the lengths.  False: the kernel refuses the vector, and reports why.
-// What lies around a length is on the page of that length; only iov_base of the
-// first lies before it.
+// Sums up the lengths.  Returns false if the kernel refuses the vector, and
+// reports why.  A length and what lies around it are on one page; only iov_base
+// of the first element lies before that.
 inline bool Total(const iovec* iov, long count, std::size_t* total) {
   if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
   void* first;
@@ -68,11 +68,12 @@ inline int Faulted(unsigned done) {
 }
 
 // Called before a later part of a call that works by parts: waits until `fd` is
-// ready for `events`.  False: the call ends with what it has done, as the
-// kernel's does where it would sleep.  Either a handler has run since the call
-// began, whatever its flags, or the socket's time is over.  `signals` is what
-// tls_signals.any was at the start.  `left_ns`: what is left of the call's
-// time, from which the wait is taken; null: each part has the socket's time.
+// ready for `events`.  Returns false if the call ends with what it has done, as
+// the kernel's call does where it would sleep.  Then a handler has run since
+// the call began, whatever its flags, or the socket's time is over.  `signals`
+// is what tls_signals.any was at the start.  `left_ns`: what is left of the
+// call's time, from which the wait is taken; null: each part has the socket's
+// time.
 [[gnu::cold]] bool GoesOn(int fd, short events, std::uint32_t signals,
                           std::uint64_t* left_ns = nullptr);
 
@@ -125,7 +126,7 @@ inline Sock* LaneSock(std::uintptr_t entry) {
                                           std::uintptr_t entry) {
   return [=] { return at->load(std::memory_order_relaxed) == entry; };
 }
-// Whether the number still names the stream that was found there.
+// Whether the number still names the stream that the caller found there.
 [[gnu::always_inline]] inline auto StillAt(int fd, const Sock* sock) {
   return [=] { return sock->IsAt(fd); };
 }

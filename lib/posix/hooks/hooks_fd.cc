@@ -48,8 +48,8 @@ bool RefuseTarget(int to) {
   return true;
 }
 
-// The number is at the limit or past it, and may be open.  dup2 and dup3 then
-// fail, and it keeps what it names.
+// Returns whether the number is at the limit or past it, and may be open.  dup2
+// and dup3 then fail, and the number keeps its file.
 bool PastLimit(int to) {
   return Lookup(to) != nullptr && BeyondLimit(static_cast<rlim_t>(to) + 1);
 }
@@ -181,7 +181,7 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
     accepted =
         real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
   } else {
-    // The kernel writes there, or reports why it cannot.
+    // The kernel writes the address there, or reports why it cannot.
     socklen_t capacity = 0;
     BeforeLooking();
     if (Null(length) || !base::TryLoad(length, &capacity)) {
@@ -235,8 +235,8 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
     const SockAt still(fd);
     if (!still || &*still != sock) return result;
     if (sock->listening.load(std::memory_order_relaxed)) {
-      // It was listening until shutdown().  The kernel alone knows the options
-      // of that time.
+      // The socket was a listener until shutdown().  The kernel alone knows the
+      // options that were set on the listener.
       sock->listening.store(false, std::memory_order_relaxed);
       sock->way_back().Pin(base::Reason::kPinnedOption);
     }
@@ -272,12 +272,12 @@ int close_range(unsigned first, unsigned last, int flags) {
   if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last) {
     return real::close_range(first, last, flags);
   }
-  // A kernel without close_range, or that does not know the flags, closes
-  // nothing.  No descriptor has this number.
+  // A kernel without close_range, or without these flags, closes nothing.  No
+  // descriptor has this number.
   if (real::close_range(~0u, ~0u, flags & ~int{CLOSE_RANGE_UNSHARE}) != 0)
     return -1;
   if ((flags & CLOSE_RANGE_UNSHARE) != 0 && !InBorrowedMemory()) {
-    // The thread leaves the shared table.  These numbers still belong to the
+    // The thread leaves the shared table.  The numbers still belong to the
     // other threads.
     if (::syscall(SYS_unshare, CLONE_FILES) != 0) return -1;
     flags = 0;

@@ -122,14 +122,14 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
       return Put(length, &room, sizeof room) != 0 ? -1
                                                   : Put(value, &kept, room);
     }
-    // This option receives.
+    // TCP_ZEROCOPY_RECEIVE moves bytes of the stream.
     if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->way_back().PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);
   if (result != 0) return result;
   if (level == SOL_SOCKET && name == SO_ERROR) {
-    // The kernel's error is the anchor's.  The stream may keep an error of its
-    // own, equal or not.  Each is reported once.
+    // The kernel's error is the anchor's.  The stream may have an error of its
+    // own, equal or not.  Each of the two is reported once.
     int error = 0;
     const SockAt sock(fd);
     if (sock && sock->mode() != Mode::kPlain) {
@@ -150,8 +150,8 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
   return result;
 }
 
-// Asks before it looks at its arguments, as the kernel does.  If TCP knows that
-// the connection is over, the kernel reports that.
+// Asks the kernel before it looks at its arguments, as the kernel does.  If TCP
+// knows that the connection is over, the kernel reports that.
 int getpeername(int fd, sockaddr* address, socklen_t* length) {
   {
     const SockAt sock(fd);

@@ -26,7 +26,7 @@ namespace rcsock::posix::hook {
 namespace {
 
 // Whether the kernel can read what exec is given, as far as rcsock reads it.
-// It looks at each page once.
+// Asks the kernel once for each page.
 class Probe {
  public:
   bool Readable(const void* at) {
@@ -78,7 +78,7 @@ int WithHandover(bool spawn, const Executed& program, char* const environment[],
     if (!spawn || result != 0) over.TakeBack();
     return result;
   }
-  // On the stack, since the caller may be a child of vfork.
+  // The environment is on the stack, since the caller may be a child of vfork.
   auto** extended = static_cast<char**>(
       ::alloca(Handover::Room(environment) * sizeof(char*)));
   auto* text = static_cast<char*>(::alloca(over.Text(environment) + 1));
@@ -101,7 +101,8 @@ int fork() {
 }
 
 int _Fork() {
-  // Before 2.34 glibc has none. A program that looks for it finds ours.
+  // glibc has this function since 2.34.  On an earlier glibc a program that
+  // looks for the function finds rcsock's.
   if (real::IsMissing(reinterpret_cast<const void*>(RCSOCK_REAL(_Fork)))) {
     return hook::fork();
   }
@@ -214,11 +215,12 @@ void _Exit(int status) {
 // AtExit() is the last of its handlers (InitProcess).
 void quick_exit(int status) { real::quick_exit(status); }
 
-// --- libc makes these of calls of its own, which do not pass the hooks
+// --- libc makes these functions of calls of its own, which do not pass the
+// hooks
 
 // A child of login_tty is often about to become a program without rcsock.  If
-// it were not seen to close its connections, their other holders would count it
-// for ever.
+// the hooks did not see the child close its connections, their other holders
+// would count it for ever.
 int login_tty(int fd) {
   ::setsid();
   if (::syscall(SYS_ioctl, fd, TIOCSCTTY, 0) != 0) return -1;
@@ -236,7 +238,7 @@ int forkpty(int* master, char* name, const termios* settings,
   const int child = RCSOCK_REAL(forkpty)(master, name, settings, size);
   const int saved = errno;
   if (child == 0) {
-    // These numbers are the terminal's now.
+    // Numbers 0 to 2 name the terminal now.
     for (int number = 0; number < 3; ++number) Evict(number);
   } else if (child < 0 && LastFork() != before) {
     ForkFailed();
@@ -245,7 +247,8 @@ int forkpty(int* master, char* name, const termios* settings,
   return child;
 }
 
-// libc's parent ends without a hook, and would hold its connections for ever.
+// The parent in libc's daemon ends without a hook, and would count as a holder
+// of its connections for ever.
 int daemon(int nochdir, int noclose) {
   const pid_t child = hook::fork();
   if (child < 0) return -1;

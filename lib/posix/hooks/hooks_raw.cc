@@ -47,8 +47,8 @@ std::size_t Size(long argument) { return static_cast<std::size_t>(argument); }
 
 bool Ours(long argument) { return Lookup(Fd(argument)) != nullptr; }
 
-// A followed descriptor, or a descriptor of the library's, which is closed to
-// the program, however it asks.
+// Returns whether rcsock follows the descriptor, or the descriptor is the
+// library's own.  The latter is closed to the program, however it asks.
 bool OursToClose(long argument) {
   return Ours(argument) || base::IsInternalFd(Fd(argument));
 }
@@ -222,7 +222,7 @@ long Clone(long number, Arguments a, std::uint64_t flags, std::uint64_t stack) {
 
 long Clone3(long number, Arguments a) {
   std::uint64_t asked[CLONE_ARGS_SIZE_VER0 / sizeof(std::uint64_t)];
-  // What is not accessible, or too short, the kernel refuses.
+  // The kernel refuses what is not accessible, or too short.
   if (Size(a[1]) < sizeof asked || !Get(a[0], &asked)) return Kernel(number, a);
   return Clone(number, a, asked[offsetof(clone_args, flags) / sizeof *asked],
                asked[offsetof(clone_args, stack) / sizeof *asked]);

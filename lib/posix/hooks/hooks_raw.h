@@ -6,8 +6,8 @@ namespace rcsock::posix::raw {
 
 constexpr int kArguments = 6;
 
-// If a followed descriptor is concerned, acts as the named call.  Otherwise
-// calls the kernel.
+// If the call names a descriptor that rcsock follows, acts as the named call.
+// Otherwise calls the kernel.
 long Syscall(long number, const long (&a)[kArguments]);
 
 // `blocks` (struct iocb) are about to be submitted.  Streams that they name go

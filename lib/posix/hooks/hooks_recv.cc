@@ -23,8 +23,8 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// Whether a receive may go the short way: for a stream that is noted to be on a
-// lane.
+// Returns whether a receive may go the short way: the entry has the mark of a
+// stream on a lane.
 bool QuickRecvs(std::uintptr_t entry, const void* to, size_t length) {
   return (entry & kLaneMark) != 0 && static_cast<ssize_t>(length) > 0 &&
          !Null(to);
@@ -119,7 +119,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   return LongRecv(fd, to, length, flags, sock);
 }
 
-// For a number without the mark, such as a copy.
+// For a number whose entry has no kLaneMark, such as a copy of the stream's
+// number.
 [[gnu::noinline]] ssize_t UnmarkedRead(int fd, void* to, size_t length,
                                        Sock* sock) {
   const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, 0);
@@ -151,8 +152,8 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   if (QuickRecvs(entry, to, length))
     return LaneRead(fd, to, length, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
-  // The kernel's read of nothing looks at nothing; its recv of nothing does
-  // look.  An invalid length it refuses.
+  // The kernel's read of no bytes looks at nothing; its recv of no bytes does
+  // look.  The kernel refuses an invalid length.
   if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
     return RealRead(fd, to, length);
   const LaneState::Call whose = sock->WhoseCall();

@@ -35,8 +35,8 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// Whether a send may go the short way: for a stream that is noted to be on a
-// lane.
+// Returns whether a send may go the short way: the entry has the mark of a
+// stream on a lane.
 bool QuickSends(std::uintptr_t entry, const void* from, size_t length) {
   return (entry & kLaneMark) != 0 && length - 1 < Sock::kQuickMost &&
          !Null(from);
@@ -57,7 +57,7 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
 
 // Control data and names mean nothing to TCP.  The kernel still reads them, and
 // refuses bad ones before it takes a byte.  So the kernel is asked by a call
-// that sends nothing.  This covers a stream on TCP, too, which may take its
+// that sends nothing.  This holds for a stream on TCP, too, which may take its
 // lane amid the call.
 [[gnu::cold, gnu::noinline]] bool Refused(const Sock* sock, int fd,
                                           const msghdr* message, int flags) {
@@ -74,12 +74,12 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
       case ENOBUFS:
         return true;
       case EAGAIN:       // not connected yet
-      case EINPROGRESS:  // not connected, nor begun
+      case EINPROGRESS:  // no connection has begun
       case EPIPE:        // the call itself reports it, with a signal
         break;
       default:
-        // An error of the connection.  The kernel reports it once.  On a lane
-        // the stream may see it otherwise.
+        // An error of the connection.  The kernel reports it once.  A stream on
+        // a lane may see the error in another way.
         if (!engine) return true;
         break;
     }
@@ -99,7 +99,7 @@ bool GoesByParts(Sock* sock, std::size_t length, int flags) {
 }
 
 // Returns whether a vector goes by parts.  A vector of more pieces stays in one
-// call, since each part has a few of them.  So does a vector with a piece that
+// call, since each part has a few pieces.  So does a vector with a piece that
 // the kernel refuses before it takes a byte.
 bool GoesByParts(Sock* sock, const iovec* iov, int count, std::size_t total,
                  int flags) {
@@ -168,7 +168,8 @@ ssize_t SendByParts(int fd, const iovec* iov, int count, std::size_t total,
   return LongWrite(fd, from, length, sock);
 }
 
-// For a number without the mark, such as a copy.
+// For a number whose entry has no kLaneMark, such as a copy of the stream's
+// number.
 [[gnu::noinline]] ssize_t EngineWrite(int fd, const void* from, size_t length,
                                       Sock* sock) {
   const ssize_t n = sock->QuickSend(StillAt(fd, sock), from, length);
@@ -186,7 +187,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   ZeroCopy* const zero_copy =
       flags & MSG_ZEROCOPY ? sock->zero_copy().ForCall() : nullptr;
   bool by_kernel = false;
-  // If a lane has taken a part of the call, TCP copies its part, too.
+  // If a lane has taken a part of the call, TCP copies the rest.
   const ssize_t n =
       sock->Send(fd, iov, count, total, flags & ~MSG_ZEROCOPY, [&] {
         by_kernel = true;
@@ -268,7 +269,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   char* to = all;
   for (const iovec* end = iov + count; iov != end; ++iov) {
     if (iov->iov_len == 0) continue;
-    // Another thread may change the vector, which may be longer by now.
+    // Another thread may change the vector, which may be longer now.
     if (Null(iov->iov_base) ||
         iov->iov_len > static_cast<std::size_t>(all + kMost - to)) {
       return 0;
@@ -338,7 +339,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return direct::writev(fd, iov, count);
   std::size_t total = 0;
-  // The kernel's writev of nothing does not ask the socket; its write does.
+  // The kernel's writev of no bytes does not look at the socket; its write
+  // does.
   if (!Total(iov, count, &total) || total == 0)
     return direct::writev(fd, iov, count);
   if (total > kMostMoved) [[unlikely]] {
@@ -419,7 +421,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                      [&] { return direct::sendmsg(fd, message, flags); });
 }
 
-// Without this, a call by parts would sleep in the kernel's own sendmsg, which
+// Otherwise a call by parts would sleep in the kernel's own sendmsg, which
 // knows nothing of the parts before, and is restarted.
 bool GoesOn(int fd, short events, std::uint32_t signals,
             std::uint64_t* left_ns) {
@@ -492,12 +494,12 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   const std::uint32_t signals = tls_signals.any;
   for (unsigned sent = 0; sent < most; ++sent) {
     const msghdr& message = messages[sent].msg_hdr;
-    // The whole header is checked first.  For a socket that is not on a lane
-    // the kernel reports it.
+    // The whole header is checked first.  If the socket is not on a lane, the
+    // kernel reports a bad header.
     if (!base::Readable(&messages[sent], sizeof *messages))
       return Faulted(sent);
-    // A handler has run behind the first message.  What finds room still goes,
-    // but nothing sleeps any more, not even for the rest of a message.
+    // A handler has run after the first message.  What finds room still goes,
+    // but no later message sleeps, not even for its rest.
     const bool over = sent > 0 && tls_signals.any != signals;
     if (sent > 0 && !over && (flags & MSG_DONTWAIT) == 0 &&
         !GoesOn(fd, POLLOUT, signals)) {

@@ -28,9 +28,9 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// sendfile may refuse what read() can read, and errors differ.  A regular file
-// with a size is not refused.  For other files, such as those of /proc, the
-// kernel is asked by a call that sends nothing.  `got` bytes have been read
+// sendfile may refuse what read() can read, and errors differ.  It does not
+// refuse a regular file with a size.  For other files, such as those of /proc,
+// the kernel is asked by a call that sends nothing.  `got` bytes have been read
 // from the file, and are put back.
 [[gnu::cold]] bool RefusedBySendfile(int in, const off_t* offset, ssize_t got) {
   const int saved = errno;
@@ -57,9 +57,9 @@ namespace {
 }
 
 // The buffer by which sendfile copies.  The stack of a thread or coroutine may
-// be no larger than 16 KiB.  So few threads at a time have a large buffer.  The
-// others use a small piece of their stack.  So do later threads once handlers
-// have jumped out of sendfile with the buffers.
+// be no larger than 16 KiB.  So few threads at a time have a large buffer, and
+// the others use a small piece of their stack.  If handlers have jumped out of
+// sendfile with the buffers, later threads use their stacks, too.
 class SendBuffer {
  public:
   static constexpr std::size_t kLarge = 16384;
@@ -93,12 +93,12 @@ class SendBuffer {
   unsigned mine_ = 0;
 };
 
-// Splices bytes that were read ahead and are shared, which the kernel does not
-// have.  0: there are none, or none any more.
+// Splices bytes that were read ahead and are shared: the kernel does not have
+// them.  Returns 0 if no such bytes are left.
 ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
                      unsigned flags) {
   std::size_t most = sock->read_ahead().Bytes();
-  char piece[4096];  // any pipe with room takes so much at once
+  char piece[4096];  // any pipe with room takes this much at once
   if (most > sizeof piece) most = sizeof piece;
   if (most > length) most = length;
   if (most == 0) return 0;
@@ -136,7 +136,7 @@ struct Filing {
 };
 enum Way { kOver, kOtherWay };
 
-// Ends the call: with what has been sent, or else with the result of its last
+// Ends the call.  Returns what has been sent, or else the result of the last
 // part.
 Way Over(Filing& filing, ssize_t n) {
   filing.result = filing.done > 0 ? static_cast<ssize_t>(filing.done) : n;
@@ -147,10 +147,10 @@ bool ByBuffer(Sock* sock) {
   return Engine(sock) || sock->send_gate().AwaitsLane();
 }
 
-// If a stream may still leave TCP, it does not stay in the kernel until all of
-// a large file is sent: it could not be adopted, and would never leave.  So the
-// file is sent by parts.  If a lane is about to come, it is sent by `send`,
-// which may wait for the lane.
+// A stream that may still leave TCP does not stay in the kernel until all of a
+// large file is sent: it could not be adopted, and would never leave TCP.  So
+// the file is sent by parts.  If a lane is about to come, `send` sends the
+// file, and may wait for the lane.
 Way SendByKernel(Filing& filing) {
   constexpr std::size_t kPart = 64 << 10;
   Sock* const sock = filing.sock;
@@ -180,9 +180,9 @@ Way SendByKernel(Filing& filing) {
   return kOtherWay;
 }
 
-// Sends one piece.  Behind other pieces, a handler ends the call where it would
-// sleep. *other: the stream has just come back to TCP, where this does not
-// hold.
+// Sends one piece.  Once other pieces have been sent, a handler ends the call
+// where it would sleep.  *other: the stream has just come back to TCP, where
+// the call goes on.
 ssize_t SendPiece(const Filing& filing, const char* from, std::size_t length,
                   bool* other) {
   if (filing.done == 0) return send(filing.out, from, length, 0);
@@ -199,8 +199,8 @@ ssize_t SendPiece(const Filing& filing, const char* from, std::size_t length,
   });
 }
 
-// Without an offset, a file that cannot seek back is refused, as by the kernel.
-// With an offset, pread refuses it.
+// Without an offset, a file that cannot seek back is refused, as the kernel
+// refuses it.  With an offset, pread refuses it.
 bool SeeksBack(int in) {
   struct stat what {};
   if (::fstat(in, &what) != 0) return false;
@@ -211,9 +211,10 @@ bool SeeksBack(int in) {
   return true;
 }
 
-// Sends by a buffer, since the page cache cannot be mapped into a ring.  What
-// the stream did not take is read again next time; only the offset counts.
-// sendfile is no cancellation point and throws nothing, so this is not unwound.
+// Sends by a buffer, since the page cache cannot be mapped into a ring.  The
+// next turn reads again what the stream did not take; only the offset counts.
+// sendfile is no cancellation point and throws nothing, so no thread is unwound
+// here.
 Way SendByBuffer(Filing& filing) {
   Sock* const sock = filing.sock;
   const int in = filing.in;

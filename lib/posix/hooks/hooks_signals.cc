@@ -1,5 +1,6 @@
-// The calls that set a handler, which is wrapped (lib/posix/thread/signals.h),
-// and those that block signals, which are noticed (lib/base/no_sigpipe.h).
+// The calls that set a handler, and those that block signals.  Handlers are
+// wrapped (lib/posix/thread/signals.h).  Blocked signals are noticed
+// (lib/base/no_sigpipe.h).
 
 #include <signal.h>
 

@@ -74,8 +74,7 @@ namespace {
 constinit std::atomic<bool> log_to_standard_error{false};
 
 // glibc 2.36 makes a FILE of the descriptor that syslog prints to. That FILE
-// comes to the hooks. The versions before it write by a system call, and so do
-// those behind it.
+// comes to the hooks.  Earlier and later versions print by a system call.
 bool PrintsPastFiles() {
   static const bool past = [] {
     int major = 0;
@@ -118,9 +117,9 @@ void psiginfo(const siginfo_t* signal, const char* text) {
   real::psiginfo(signal, text);
 }
 
-// libc writes line by line, by calls of its own, so it writes to memory first.
-// As libc's, this takes nothing from malloc: a handler that reports a crash may
-// call it.
+// libc writes line by line, by calls of its own, so here libc writes to memory
+// first.  Like libc's, this function takes nothing from malloc: a handler that
+// reports a crash may call it.
 void backtrace_symbols_fd(void* const* frames, int count, int fd) {
   const bool follows = LookupSock(fd) != nullptr && !InBorrowedMemory();
   const int saved = errno;

@@ -1,8 +1,9 @@
-// Calls that make a second thread of the program, or cancel a thread.  They are
-// passed on, after base::Alone() has ended.  rcsock's own threads do not count.
+// Calls that make a second thread of the program, or cancel a thread.  A hook
+// ends base::Alone(), and then passes the call on.  rcsock's own threads do not
+// count.
 //
-// Some calls make libc start threads by itself.  Here are those whose threads
-// may run the program's code, which could cancel.
+// Some calls make libc start threads by itself.  The hooks here are for the
+// calls whose threads may run the program's code, which could cancel.
 
 #include <aio.h>
 #include <sched.h>
@@ -29,8 +30,8 @@ void EndAlone() {
   if (!base::tls_internal) base::EndAlone();
 }
 
-// The threads of libc's asynchronous I/O read and write by calls of their own.
-// They do so to a socket, too, where pread would fail.
+// The threads of libc's asynchronous I/O make system calls of their own to read
+// and write.  They do so for a socket too, where pread would fail.
 template <class Block>
 void BeforeAsynchronous(const Block* block) {
   EndAlone();

@@ -33,8 +33,8 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// Whether a descriptor that is not followed may be an epoll set.  If /proc says
-// nothing, it may.
+// Returns whether a descriptor that is not followed may be an epoll set.  If
+// /proc does not say, it may be one.
 bool MayBeSet(int fd) {
   const int saved = errno;
   char path[32];
@@ -54,8 +54,8 @@ bool TooMany(nfds_t count) {
          BeyondLimit(static_cast<unsigned>(count));
 }
 
-// Holds a poll that asks for room alone for a moment, if its stream awaits a
-// lane and the caller can wait.  False: a handler has run.
+// If the poll asks for room alone, its stream awaits a lane, and the caller can
+// wait, holds the poll for a moment.  Returns false if a handler has run.
 bool HeldForRoom(const pollfd* fds, nfds_t count, int timeout) {
   constexpr int kOutput = POLLOUT | POLLWRNORM | POLLWRBAND;
   short events;
@@ -119,7 +119,7 @@ int SelectNow(int count, fd_set* in, fd_set* out, fd_set* except,
         return real::select(count, in, out, except, timeout);
       }
     }
-    // A stream was promoted a moment ago, and may be back by now.
+    // A stream was promoted a moment ago, and may be on TCP again.
     n = EngineSelect(count, in, out, except, ns, nullptr, &left, true);
   }
   if (timeout != nullptr && ns >= 0) {
@@ -149,7 +149,8 @@ int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
   return n;
 }
 
-// Whether rcsock cannot read the mask, and the kernel has to judge it.
+// Returns whether rcsock cannot read the mask, so that the kernel has to judge
+// it.
 bool AstrayMask(const sigset_t* mask) {
   constexpr std::size_t kKernels = 8;
   return mask != nullptr && (Null(mask) || !base::Readable(mask, kKernels));
@@ -172,7 +173,7 @@ int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
   if (Null(fds) || Astray(timeout) || AstrayMask(mask) || TooMany(count)) {
     return real::ppoll(fds, count, timeout, mask);
   }
-  // The mask is for calls that have to wait.
+  // Only calls that have to wait use the mask.
   if (AnyUnread() && PollFindsUnread(fds, count)) {
     return AddUnread(fds, count, PpollNow(fds, count, &kNoTime, nullptr));
   }
@@ -263,7 +264,7 @@ void SeenBySet(EpollSet* set, int op, const epoll_event* event) {
   UpdateMirrors();
 }
 
-// Returns EpollSet::kStale if the stream or the set is another by now.
+// Returns EpollSet::kStale if the numbers name another stream or set now.
 int ControlOnce(int number, int op, int fd, epoll_event* event) {
   EpollSet* set = LookupSet(number);
   File* file = Lookup(fd);
@@ -275,7 +276,7 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
   if (set == nullptr && file != nullptr && file->kind == FileKind::kSock &&
       !base::tls_internal) {
     // The set may come from another process, for instance.  Only the kernel
-    // waits there, and it knows nothing of lanes.
+    // waits in that set, and the kernel knows nothing of lanes.
     auto* sock = static_cast<Sock*>(file);
     // Pins first.  Otherwise frames would be edges.
     if (op != EPOLL_CTL_DEL && MayBeSet(number) &&
@@ -309,7 +310,8 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
 }  // namespace
 
 int epoll_ctl(int number, int op, int fd, epoll_event* event) {
-  // A stale set or stream means that another thread closes it at this moment.
+  // A stale set or stream means that another thread is closing the set or the
+  // stream.
   for (base::Backoff backoff;; backoff.Wait()) {
     const int result = ControlOnce(number, op, fd, event);
     if (result != EpollSet::kStale) return result;

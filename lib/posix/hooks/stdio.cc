@@ -1,15 +1,14 @@
 // What libc's stdio does to a stream: at 0, 1 or 2, by fdopen(), and where
-// dup2() has put it under a FILE.
+// dup2() has put the stream under a FILE.
 //
-// stdio reads and writes by calls of its own, which cannot be interposed.  What
-// it writes to an anchor under a lane ends the connection.  But it calls
-// through two tables of functions that libc exports, for narrow and for wide
-// FILEs.  If a table holds libc's exported functions, it is what it seems to
-// be.  Then rcsock's functions take their places.  For a stream they call the
-// hooks, and for all else libc's functions.
-//
-// This happens when a stream first gets such a number, or a FILE.  If it is
-// impossible, the stream stays on TCP.
+// stdio reads and writes by calls of its own, which cannot be interposed.
+// Bytes that it writes to an anchor under a lane would end the connection.  But
+// stdio calls through two tables of functions that libc exports, for narrow and
+// for wide FILEs.  A table that holds libc's exported functions is known to be
+// right.  Then rcsock puts its own functions in their places.  For a stream
+// they call the hooks, and for all else libc's functions.  rcsock does this
+// when a stream first gets number 0, 1 or 2, or a FILE.  If it is impossible,
+// the stream stays on TCP.
 //
 // Nothing else in a FILE moves bytes of its descriptor.  libc's functions for
 // seeking, for the size and for a terminal ask the anchor, which answers as a
@@ -122,8 +121,8 @@ class Table {
     const auto to = reinterpret_cast<std::uintptr_t>(table_ + kEntries);
     auto* start = reinterpret_cast<void*>(from);
     if (::mprotect(start, to - from, PROT_READ | PROT_WRITE) != 0) return false;
-    // Another thread may be about to call one of these.  For a FILE that is no
-    // stream, the old and the new function are equally good.
+    // Another thread may be about to call one of the old functions.  For a FILE
+    // that is no stream, the old and the new function are equally good.
     Put(read_, reinterpret_cast<void*>(&Read));
     Put(write_, reinterpret_cast<void*>(&Write));
     Put(close_, reinterpret_cast<void*>(&Close));

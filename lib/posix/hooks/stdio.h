@@ -10,14 +10,15 @@ class Sock;
 // on these calls come to the hooks, or the stream stays on TCP for good.
 void BeforeStandardNumber(Sock* sock);
 // Called before dup2() or dup3() puts `sock`, or null, onto `to`.  A FILE may
-// have any open number, and goes on with what is there then.
+// have any open number, and then uses what is there.
 void BeforeReplacing(Sock* sock, int to);
-// Whether the calls that libc makes for a FILE of fdopen(, `mode`) come to the
-// hooks from now on.  Not with `c`, since such calls are no cancellation
-// points, and the hooks' are.  Not with `m`, which asks for a map, to be safe.
+// Returns whether the calls that libc makes for a FILE of fdopen(, `mode`) come
+// to the hooks from now on.  Returns false for a mode with `c`: libc's calls
+// for such a FILE are no cancellation points, and the hooks' calls are.
+// Returns false for a mode with `m`, which asks for a map, to be safe.
 bool FollowsFileOf(const char* mode);
-// In the child of fork.  Another thread of the parent may have been within
-// this.  If it was half done, what remains undone affects TCP alone.
+// In the child of fork.  Another thread of the parent may have been changing
+// the tables.  What that thread has not done affects TCP alone.
 void StdioForkChild();
 
 }  // namespace rcsock::posix

@@ -37,7 +37,7 @@ namespace {
 // The newest liburing whose submitting functions are all in preload/uring.cc.
 constexpr int kNewestKnown = 2008;
 
-// The flags with which a submission is as struct Ring says.
+// The flags with which a submission works as struct Ring says.
 // IORING_SETUP_NO_SQARRAY is the newest in that liburing.
 constexpr unsigned kKnownFlags = (1u << 17) - 1;
 
@@ -58,8 +58,8 @@ void Leave(int fd) {
       sock->way_back().Pin(base::Reason::kPinnedIoUring);
     }
   } else {
-    // One of rcsock's epoll sets.  POLL_ADD can be answered.  For any other
-    // request the kernel cannot answer for the lanes.
+    // The descriptor is one of rcsock's epoll sets.  POLL_ADD can be answered.
+    // For any other request the kernel cannot answer for the lanes.
     PinAll();
   }
 }
@@ -84,7 +84,7 @@ void Look(const io_uring_sqe& request) {
     case IORING_OP_TIMEOUT_REMOVE:
     case IORING_OP_ASYNC_CANCEL:
     case IORING_OP_POLL_REMOVE:
-    // In these, something else stands in place of the descriptor.
+    // In these requests, something else stands in place of the descriptor.
     case IORING_OP_PROVIDE_BUFFERS:
     case IORING_OP_REMOVE_BUFFERS:
     case IORING_OP_SETXATTR:
@@ -153,10 +153,10 @@ bool NopHasResult() {
   return has != 0;
 }
 
-// An epoll set of rcsock's own, its only member, and another set, which holds
-// the first one.  ADD of the member says EEXIST, and ADD of the holder ELOOP.
-// DEL and MOD of the holder say ENOENT, and ADD of the set to itself says
-// EINVAL.
+// Three epoll sets: one of rcsock's own, its only member, and another set,
+// which holds the first.  ADD of the member says EEXIST, and ADD of the holder
+// ELOOP.  DEL and MOD of the holder say ENOENT, and ADD of the set to itself
+// says EINVAL.
 struct Refusing {
   int set = -1;
   int member = -1;
@@ -206,7 +206,8 @@ static_assert(kMaxFds <= 1 << 20);
 constexpr std::size_t kLastWord = 56;
 static_assert(sizeof(io_uring_sqe) == kLastWord + sizeof(Was));
 
-// These write into the ring.  A fault there is the program's doing.
+// The functions below write into the ring.  A fault there is the program's
+// doing.
 template <class T>
 void Write(io_uring_sqe* at, std::size_t offset, T value) {
   base::TryStore(reinterpret_cast<T*>(reinterpret_cast<char*>(at) + offset),
@@ -218,8 +219,8 @@ std::uint64_t LastWord(const io_uring_sqe& request) {
               sizeof word);
   return word;
 }
-// Whether the last word means nothing to the program. liburing may leave
-// rcsock's word there.
+// Returns whether the last word means nothing to the program.  liburing may
+// leave rcsock's word there.
 bool MayChange(const io_uring_sqe& request) {
   const std::uint64_t last = LastWord(request);
   Was was;
@@ -231,8 +232,8 @@ void WriteOpcode(io_uring_sqe* at, std::uint8_t opcode, std::uint8_t flags) {
   Write(at, 0, static_cast<std::uint32_t>(opcode | flags << 8));
 }
 
-// Makes the kernel complete `*at` with -`error`, or 0.  False: it cannot be
-// made to.
+// Makes the kernel complete `*at` with -`error`, or 0.  Returns false if the
+// kernel cannot be made to.
 bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
   const auto number = static_cast<unsigned>(request.fd);
   const auto target = static_cast<unsigned>(request.off);
@@ -250,7 +251,7 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
     return true;
   }
   switch (error) {
-    // The kernel might say something else: rcsock carries out the whole batch
+    // The kernel might give another result: rcsock carries out the whole batch
     // before the kernel sees its first request.
     case EEXIST:
     case EINVAL:
@@ -399,7 +400,7 @@ void BeforeRegister(const int* fds, unsigned count) {
       if (errno != EFAULT) PinAll();  // a filter forbids this read
       return;
     }
-    // Up to a fault the kernel, too, takes what there is.
+    // Up to a fault the kernel, too, takes the requests that it can read.
     const auto whole = static_cast<unsigned>(got) / sizeof some[0];
     for (unsigned i = 0; i < whole; ++i) Leave(some[i]);
     if (whole < n) return;

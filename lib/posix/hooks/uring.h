@@ -16,8 +16,8 @@
 // is.
 //
 // If rcsock cannot see the requests of a ring, all streams of the process go to
-// TCP.  That is so if the kernel polls the ring's queue, and for a ring that
-// rcsock cannot map or does not know.
+// TCP.  rcsock cannot see them if the kernel polls the ring's queue, or if it
+// cannot map or does not know the ring.
 namespace rcsock::posix::uring {
 
 // The start of liburing's struct io_uring: the part that its inline functions
@@ -87,8 +87,8 @@ class LibSubmission {
 
 // Whether rcsock holds requests of the ring.  LibAwait waits for these.
 bool LibHolds(const Ring* ring);
-// Waits until `count` completions are there.  Returns 0 if the call of
-// liburing's that waits for them may be made, else -ETIME or -EINTR.
+// Waits until `count` completions are there.  Returns 0 if the program's call
+// of liburing that waits for them may be made, else -ETIME or -EINTR.
 int LibAwait(const Ring* ring, unsigned count, const timespec* timeout,
              const sigset_t* mask);
 
@@ -99,8 +99,9 @@ void BeforeRegister(const int* fds, unsigned count);
 // ring `fd`.
 void BeforeRegister(int fd, unsigned operation);
 
-// io_uring_register(2) is about to do this operation with `argument`.  True: it
-// asked to cancel a request that rcsock held, and rcsock has done so.
+// io_uring_register(2) is about to do this operation with `argument`.  Returns
+// true if the operation asks to cancel a request that rcsock held, and rcsock
+// has cancelled it.
 bool CancelsByRegister(int fd, unsigned operation, const void* argument);
 
 // --- Rings that the program makes and fills by itself (uring_rings.cc).

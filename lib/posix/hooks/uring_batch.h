@@ -65,7 +65,7 @@ bool MayBeRemade(const io_uring_sqe& request);
 // The kernel is to complete `*at` with `result`, or not at all (`silent`).
 void Replace(const io_uring_sqe& request, int result, bool silent,
              io_uring_sqe* at);
-// Undoes Replace, and returns whether Replace had changed `*at`.
+// Undoes Replace.  Returns whether Replace had changed `*at`.
 bool RestoreReplaced(const io_uring_sqe& request, io_uring_sqe* at);
 
 // The kernel has taken `*at`.  Makes it what it was before Batch::See.

@@ -98,8 +98,8 @@ void Finish(const io_uring_sqe& request, int ring, int result,
   Replace(request, 0, true, at);
 }
 
-// The thread is about to wait for this request alone.  If the lane's bytes come
-// within some microseconds, rcsock posts no completion of its own.
+// The thread is about to wait for this request alone.  If bytes come on the
+// lane within some microseconds, rcsock posts no completion of its own.
 void LookAWhile(const Request& request) {
   constexpr std::uint64_t kLookNs = 20'000;
   constexpr unsigned kSeldom = 32;  // looks behind misses in a row

@@ -82,7 +82,7 @@ io_uring_sqe* Next(unsigned at) RC_REQUIRES(private_latch) {
 void Submit(unsigned tail) RC_REQUIRES(private_latch) {
   std::atomic_ref(own.At(own.of.sq_off.tail))
       .store(tail, std::memory_order_release);
-  // The kernel takes all of them, or has no memory.
+  // The kernel takes all completions, or has no memory.
   constexpr int kTries = 1000;
   for (int i = 0; i < kTries; ++i) {
     const unsigned left =

@@ -85,13 +85,13 @@ bool MakeSet(HeldRing* ring) RC_REQUIRES(held_latch) {
   }
   Bind(fd, set);
   ring->set = fd;
-  // Edges, so that a thread that waits for more completions looks at each
-  // change once.
+  // Edge-triggered, so that a thread that waits for more completions looks at
+  // each change once.
   epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.u64 = kRingItself}};
   return ::syscall(SYS_epoll_ctl, fd, EPOLL_CTL_ADD, ring->fd, &event) == 0;
 }
 
-// Finds or makes the ring.  Null: it cannot be served.
+// Finds or makes the ring.  Null: rcsock cannot serve the ring.
 HeldRing* FindOrMake(int fd) RC_REQUIRES(held_latch) {
   if (HeldRing* const ring = Find(fd)) return ring;
   for (HeldRing& ring : held_rings) {
@@ -189,8 +189,9 @@ bool Matches(const Match& match, const Held& held) {
   return held.data == match.data;
 }
 
-// A request that ends a stream, or a direction, never waits.  It runs without
-// the latch.  A held request may keep the stream by another number.
+// A request that ends a stream, or a direction, never waits.  Such a request
+// runs without the latch.  A held request may keep the stream by another
+// number.
 Verdict End(Request request) {
   const int saved = errno;
   Verdict verdict;

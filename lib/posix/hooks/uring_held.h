@@ -55,8 +55,8 @@ struct Match {
 int CancelHeld(int ring, const Match& match);
 void PostCancelled(int ring);
 
-// Changes what a held poll waits for, or its data.  Returns whether there is
-// such a poll.
+// Changes the events of a held poll, or its data.  Returns false if no such
+// poll is held.
 bool UpdatePoll(int ring, const io_uring_sqe& request);
 
 // Whether `ring` has held requests.
@@ -79,8 +79,9 @@ void DropHeldRing(int ring);
 void DropHeldRings(unsigned first, unsigned last);
 // The program is about to close the ring's number, and goes on using the ring.
 void KeepHeldRing(int ring);
-// These numbers are about to be closed, or to name something else.  Streams of
-// held requests go on by numbers of rcsock's own.
+// Called before the numbers from `first` to `last` are closed, or name
+// something else.  Held requests on their streams go on by numbers of rcsock's
+// own.
 void KeepHeldStreams(unsigned first, unsigned last);
 
 // Threads of rcsock's that serve rings.

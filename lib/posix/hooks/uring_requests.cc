@@ -95,7 +95,7 @@ int Send(const Request& request, std::uint32_t flags) {
       static_cast<int>(flags | MSG_DONTWAIT), nullptr, 0));
 }
 
-// Runs `part` until all is done, if the request wants all.
+// Runs `part` again until all is done, if the request wants all.
 template <class Part>
 int Whole(Request* request, Part&& part) {
   const bool all = (request->flags & MSG_WAITALL) != 0;
@@ -147,8 +147,8 @@ bool HasMoved(int fd) {
          info.tcpi_bytes_received > static_cast<unsigned>(unread) + 2;
 }
 
-// Whether more bytes, or the end, follow what the kernel has given.  The kernel
-// reports this of a socket.
+// Returns whether more bytes, or the end, follow what the kernel has given.
+// The kernel reports this in the flags of a completion of a socket.
 bool MoreFollows(int fd, int result) {
   int left = 0;
   if (result == 0) return true;

@@ -13,8 +13,8 @@ class Sock;
 // calls that a program would make.
 namespace rcsock::posix::uring {
 
-// One request.  It is plain data, since the submission's memory is the
-// program's again.
+// One request.  It is plain data, since the program may reuse the submission's
+// memory.
 struct Request {
   std::uint8_t opcode = 0;
   int fd = -1;
@@ -24,8 +24,8 @@ struct Request {
   std::uint32_t flags = 0;  // MSG_*, or POLL* of IORING_OP_POLL_ADD
 };
 
-// Whether rcsock can carry out the request as the kernel would.  Sets
-// `*request`.  Its stream is not looked at, and may be any.
+// Returns whether rcsock can carry out the request as the kernel would.  Sets
+// `*request`.  Does not look at the stream, which may be any.
 bool Read(const io_uring_sqe& from, Request* request);
 
 // Carries out the request without waiting.  Returns the result that its
@@ -44,8 +44,8 @@ Sock* Carried(int fd);
 
 // The kernel is about to connect this stream by a request.
 void BeforeConnect(const io_uring_sqe& request);
-// The kernel accepts connections by a request.  Their descriptors are found
-// when requests name them.
+// The kernel accepts connections by a request.  rcsock finds their descriptors
+// when later requests name them.
 void BeforeAccept();
 // A request names `fd`, which rcsock does not follow.
 void Discover(int fd);

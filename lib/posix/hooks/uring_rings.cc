@@ -38,7 +38,7 @@ struct Identity {
 };
 
 // A ring that is mapped.  rings_latch guards it, except the mapping and its
-// measures.  These do not change while the ring is known or has users.
+// measures, which do not change while the ring is known or has users.
 struct KnownRing {
   int fd = -1;               // -1: not known, or not any more
   int users = 0;             // threads that read the mapping
@@ -49,8 +49,8 @@ struct KnownRing {
   bool drained = false;     // a request with IOSQE_IO_DRAIN has been submitted
   bool carries = false;     // rcsock may complete its requests
 
-  // The mapping.  The program may have changed what is read there.  The sizes
-  // here are the kernel's.
+  // The mapping.  The program may have changed the memory.  So the sizes here
+  // are those that the kernel gave.
   void* queue = nullptr;
   std::size_t queue_size = 0;
   void* requests = nullptr;
@@ -63,8 +63,8 @@ struct KnownRing {
   unsigned cq_tail_at = 0;
   unsigned shift = 0;  // 1: requests of twice the size
 
-  // A thread has looked at what it submits.  When the head is `end`, the kernel
-  // has taken all of that.
+  // A thread has looked at its submission.  When the head is `end`, the kernel
+  // has taken that submission.
   bool busy = false;
   bool looking = false;  // `end` is not known yet
   unsigned turn = 0;
@@ -312,7 +312,8 @@ int Submission::Wait(unsigned count, const void* argument,
       timeout = &limit;
     }
   }
-  // With other flags, the time means something else.  The helper thread serves.
+  // With other flags, the time means something else, so the helper thread
+  // serves the ring.
   constexpr unsigned kTimes = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
   if ((flags_ & ~kTimes) != 0) return 0;
   sigset_t signals;
@@ -364,16 +365,18 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
   unsigned tail = head_;
   ring_->Load(ring_->tail_at, &tail);
   count_ = std::min({count, tail - head_, ring_->entries});
-  // The kernel does not wait if it gets fewer requests than it was told.
+  // If the ring has fewer requests than the call names, the kernel does not
+  // wait for completions.
   if (count_ < count) flags_ &= ~kGetEvents;
   EndLook(LookAtRequests());
   errno = saved;
 }
 
-// Makes `ring_` the ring that fd_ names, which no other thread looks at then.
-// If another thread is submitting to the ring, this thread waits, but not for
-// long: it may be in a handler that has interrupted the other submission.
-// Returns false if there is no such ring, or no turn.
+// Makes `ring_` the ring that fd_ names, and keeps other threads from looking
+// at the ring.  If another thread is submitting to the ring, this thread waits,
+// but not for long: this thread may run a handler that has interrupted the
+// other submission.  Returns false if fd_ names no such ring, or if the turn
+// does not come.
 bool Submission::TakeTurn() {
   constexpr int kTurns = 16;
   base::Backoff backoff;
@@ -432,8 +435,8 @@ bool Submission::LookAtRequests() {
   return batch.drained;
 }
 
-// A handler may jump out of the kernel's wait.  So the thread holds nothing
-// there.
+// A handler may jump out of the kernel's wait.  So the thread holds no latch
+// and no turn there.
 void Submission::EndLook(bool drained) {
   KnownRing gone;
   {
@@ -461,7 +464,8 @@ Submission::~Submission() {
     // Not if the ring was closed meanwhile.
     mine = ring_->serial == serial_ && ring_->fd >= 0 && ring_->turn == turn_;
     if (mine) {
-      // No other thread has looked at a request since, nor does until the end.
+      // No other thread has looked at a request since this thread's turn, and
+      // `looking` keeps the others away until this thread has finished.
       ring_->looking = true;
       ++ring_->users;
     }

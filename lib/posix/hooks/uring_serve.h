@@ -52,7 +52,7 @@ struct HeldRing {
   std::atomic<bool> gone{false};
   // The thread of the program that waits in the set, or null.
   std::atomic<const void*> server{nullptr};
-  // Changes with each such wait and each request.
+  // Counts the waits of servers, and the requests.
   std::atomic<std::uint32_t> turns{0};
   // The helper sleeps until this changes.
   std::atomic<std::uint32_t> word{0};
@@ -67,9 +67,9 @@ constexpr int kMostEvents = 32;
 int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
           int count);
 
-// A thread of the program waits in a ring's set while this lives.  Cancellation
-// ends it, too.  If a signal handler jumps out, it stays, and the thread's next
-// wait takes its place.
+// While an object of this class lives, a thread of the program waits in a
+// ring's set.  Cancellation ends it, too.  If a signal handler jumps out, the
+// object stays, and the thread's next wait takes its place.
 class Serving {
  public:
   explicit Serving(int fd);

@@ -36,7 +36,7 @@ unsigned Ready(const RingView& ring) {
   return tail - head;
 }
 
-// Has the kernel do what it puts off until a thread waits.
+// Has the kernel do the work that it puts off until a thread waits.
 void Flush(int ring) {
   ::syscall(SYS_io_uring_enter, ring, 0, 0, IORING_ENTER_GETEVENTS, nullptr, 0);
 }
@@ -45,11 +45,11 @@ constinit std::atomic<int> helpers{0};
 
 // --- The helper
 
-// A nap, while threads of the program wait by themselves.
+// The length of a nap, while threads of the program wait by themselves.
 constexpr std::uint64_t kNapNs = 2'000'000;
-// After so many naps without a change it sleeps until it is woken.
+// After this many naps without a change the helper sleeps until it is woken.
 constexpr int kNaps = 200;
-// How long it waits before it looks whether the ring is gone.
+// How long the helper waits before it looks whether the ring is gone.
 constexpr int kServeMs = 50;
 
 void SleepHelper(HeldRing* ring, bool deep) {

@@ -62,10 +62,10 @@ void EpollSet::Free() {
   // The wait latch comes first, since another thread's wait may be looking at
   // the lanes of this set's streams.  A thread that takes a lane away waits
   // only for looks of the sets that the stream is in (Interests::Refresh).  And
-  // the wait must not report a registration that is another set's by then.
+  // a wait must not report a registration that has been reused for another set.
   wait_latch_.lock();
   interest_latch.lock();
-  // Registrations of streams that are still open.  They are found by the table,
+  // Registrations of streams that are still open.  The table leads to them,
   // since the kernel's part of the set has no list here.
   while (members_ != nullptr) Registry::Forget(members_);
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -114,10 +114,10 @@ void EpollSet::Free() {
   interest_latch.unlock();
 }
 
-// Whether every wait finds what the registration has without the list.  It must
-// ask for level-triggered input alone, its stream must be looked at directly,
-// and the stream must have nothing else to tell now.  The caller holds
-// interest_latch.
+// Returns whether every wait finds what the registration has without the list.
+// For that the registration asks for level-triggered input alone, each wait
+// looks at its stream directly, and the stream has nothing else to report now.
+// The caller holds interest_latch.
 bool EpollSet::FoundAnyway(const Interest* interest) {
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   return interest->direct.load(std::memory_order_relaxed) &&
@@ -135,7 +135,8 @@ class EpollSet::CtlCall {
       : set_(set), op_(op), fd_(fd), sock_(sock), event_(event) {}
 
   void Change() RC_REQUIRES(interest_latch);
-  // Behind the change: returns the result, and tells who has to know.
+  // Called after the change.  Wakes the threads that have to look again, and
+  // returns the result.
   int Finish() RC_EXCLUDES(interest_latch, set_->wait_latch_);
 
  private:
@@ -229,7 +230,8 @@ void EpollSet::CtlCall::AddNew() {
   Fill(interest);
   ++set_->registered_;
   notify_ = true;
-  // The stream has moved here from another set, which must not report it.
+  // The stream has moved here from another set, which must not report the
+  // stream any more.
   for (Interest* i = interest->next_of_sock; i != nullptr;) {
     Interest* next = i->next_of_sock;
     if (i->set != set_ && i->dormant.load(std::memory_order_relaxed)) {
@@ -278,7 +280,8 @@ void EpollSet::CtlCall::Modify() {
   if (result_ == 0) Arm();
 }
 
-// A spent ONESHOT that came back from a lane was on neither side since.
+// Puts a registration on a side again.  A spent ONESHOT that came back from a
+// lane has been neither in the kernel's set nor in user space since.
 void EpollSet::CtlCall::MoveToASide() {
   if (!engine_) {
     result_ = real::epoll_ctl(set_->fd_, EPOLL_CTL_ADD, fd_, event_);
@@ -291,8 +294,8 @@ void EpollSet::CtlCall::MoveToASide() {
 }
 
 // While its data change, the registration asks for nothing.  A look without the
-// latch reads the data first.  It has both values of one arming, or looks
-// again.
+// latch reads the data first.  The look gets both values of one arming, or
+// looks again.
 void EpollSet::CtlCall::Arm() {
   found_->events.store(0, std::memory_order_relaxed);
   Registry::SetData(found_, event_->data.u64);
@@ -332,16 +335,17 @@ int EpollSet::CtlCall::Finish() {
   if (kick_) {
     Registry::KickSleepers(set_);
     // A thread that has slept since before the set had a stream in user space
-    // is not counted as a sleeper.  The bell is in its set by now.
+    // does not count as a sleeper.  The bell is in the set already, and wakes
+    // that thread.
     if (!had_user_) set_->KickBell();
   }
   if (result_ == 0 && engine_ && notify_) InterestsNotify(sock_);
   return result_;
 }
 
-// Whether a call may change the registration of `sock`.  Since the look-up
-// another thread may have closed the number of the stream, or the set's.  The
-// object may be another stream by now.
+// Returns whether a call may change the registration of `sock`.  Since the
+// look-up another thread may have closed the stream's number, or the set's.
+// The object may be another stream now.
 bool EpollSet::MayChange(int number, int op, int fd, const Sock* sock) const {
   if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) return false;
   // The thread that closes the stream last has dropped its registrations, or is
@@ -373,7 +377,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
 void EpollSet::SetNested() {
   if (outside_.load(std::memory_order_relaxed)) return;
   nested_.store(true, std::memory_order_relaxed);
-  // Streams on either side.  Streams that are added later are pinned then.
+  // Streams on either side.  SetNested pins streams that are added later.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* member = nullptr;

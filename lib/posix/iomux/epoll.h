@@ -23,7 +23,7 @@
 namespace rcsock::posix {
 
 // A wait of this thread could not store what it found where the program wants
-// it.  An earlier wait that had reported other events leaves this behind, too.
+// it.  An earlier wait that had reported other events leaves this set, too.
 extern thread_local constinit bool tls_untold
     __attribute__((tls_model("initial-exec")));
 inline bool NowhereToTell(epoll_event* out) {
@@ -63,10 +63,10 @@ class EpollSet final : public File {
   int Wait(Leave* leave, epoll_event* out, int capacity,
            std::int64_t timeout_ns, const sigset_t* mask);
   // epoll_wait for what arrives within a microsecond on the streams that each
-  // wait looks at.  Otherwise it ends with LongEpoll.
+  // wait looks at.  If nothing arrives, goes on as LongEpoll.
   int QuickWait(int fd, epoll_event* out, int capacity, int timeout);
-  // Whether Wait would find a stream ready.  poll() asks this of an epoll
-  // descriptor.
+  // Returns whether Wait would find a stream ready.  poll() calls this for an
+  // epoll descriptor.
   bool AnyReady();
 
   // --- For an event loop of the program's that has this set in its own
@@ -82,8 +82,8 @@ class EpollSet final : public File {
   bool ArmOutside();
   void DisarmOutside();
 
-  // Whether the set has ever had a stream on a lane.  Its kernel part then
-  // holds the bell.
+  // Returns whether the set has ever had a stream on a lane.  If so, its kernel
+  // part holds the bell.
   bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // Removes the bell, and what a lane has reported, from `events` of the
   // kernel, and returns how many remain.  `before` is moves() at the start of
@@ -93,12 +93,13 @@ class EpollSet final : public File {
   int OfKernel(epoll_event* events, int count, std::uint32_t before,
                bool* bell = nullptr, int* ahead = nullptr);
   static constexpr int kOnlyBell = -1000;
-  // The number names another stream or another set by now.
+  // The number names another stream or another set now.
   static constexpr int kStale = -1001;
   // A wait that asks the kernel, from before its question to its end,
   // cancellation included.  The kernel gives an edge of the bell to one thread.
-  // A thread that takes an edge, or has slept for all, hands on when it leaves.
-  // Before a handler jumps out of the wait, TakeBackWait has done so.
+  // A thread that takes an edge, or has slept for all, hands the duty on when
+  // it leaves.  If a handler jumps out of the wait, TakeBackWait has handed it
+  // on before.
   class Leave {
    public:
     explicit Leave(EpollSet* set)
@@ -147,14 +148,15 @@ class EpollSet final : public File {
       return -1;
     }
 
-    // The thread has an edge, and no thread has made the look that it calls
-    // for: behind a new generation, so that it sees the posts of all senders
-    // that saw the old generation.
+    // The thread has an edge, and no thread has made the look that the edge
+    // calls for.  That look comes behind a new generation, so that it sees the
+    // posts of all senders that saw the old generation.
     bool unlooked = false;
     // How often the set had been closed before.
     const std::uint32_t life;
-    // How many handlers had run before.  If a handler runs while the bell wakes
-    // the thread, the kernel does not report it.  The count then ends the wait.
+    // How many handlers had run before the wait.  If a handler runs while the
+    // bell wakes the thread, the kernel does not report the handler.  The count
+    // then ends the wait.
     const std::uint32_t signals;
 
    private:
@@ -162,8 +164,9 @@ class EpollSet final : public File {
     bool owes_ = false;
   };
   // A thread that sleeps in the kernel's part alone, because no stream is in
-  // user space.  It is no sleeper, and has armed nothing.  When the first
-  // stream comes, only one such thread is woken.  Lives within a Leave.
+  // user space.  The thread counts as no sleeper, and has armed nothing.  When
+  // the first stream comes, only one such thread is woken.  Lives within a
+  // Leave.
   class Stranger {
    public:
     // If a handler jumps away between the count and its note, the count stays
@@ -193,8 +196,8 @@ class EpollSet final : public File {
    private:
     EpollSet* const set_;
   };
-  // A handler that runs above a wait may jump out of it.  So the thread's
-  // counts are taken back before the handler runs, and counted anew after it.
+  // Take back the thread's counts before a handler runs above a wait, and add
+  // them again after the handler.  The handler may jump out of the wait.
   void TakeBack(const CountedWait& wait);
   void Recount(const CountedWait& wait);
   // `unlooked`: the thread has an edge of the bell, and no thread has looked
@@ -204,8 +207,9 @@ class EpollSet final : public File {
   // set's streams stay on TCP.
   void SetNested();
   // A thread is about to wait for the set by its number, with another epoll set
-  // or with a ring.  `edges`: with EPOLLET.  On true the kernel knows from now
-  // on whether the set is readable.  False: it cannot be told.
+  // or with a ring.  `edges`: with EPOLLET.  If this returns true, the kernel
+  // knows from now on whether the set is readable.  If it returns false, the
+  // kernel cannot know.
   bool SeenFromOutside(bool edges = false)
       RC_EXCLUDES(wait_latch_, interest_latch);
   // The form for poll() and select(), which look themselves at a set with
@@ -216,7 +220,7 @@ class EpollSet final : public File {
     return HasUser();
   }
   // The conductor looks whether the set's thread is outside every wait
-  // (epoll_away.cc).  False: it need not look again soon.
+  // (epoll_away.cc).  Returns false if the conductor need not look again soon.
   bool NoteAway() RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date (epoll_mirror.cc).
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
@@ -230,9 +234,10 @@ class EpollSet final : public File {
     return user_count_.load(std::memory_order_acquire) > 0;
   }
   bool Heats() const { return heats_.load(std::memory_order_relaxed); }
-  // These bracket the move of a ONESHOT registration out of the kernel's set.
-  // ToldByLane checks what a wait brings back that began before the move.  The
-  // caller holds the interest latch from the first call to the second.
+  // BeginOnceMove and EndOnceMove bracket the move of a ONESHOT registration
+  // out of the kernel's set.  ToldByLane checks what a wait that began before
+  // the move brings back.  The caller holds the interest latch from the first
+  // call to the second.
   void BeginOnceMove() RC_REQUIRES(interest_latch) {
     once_moved_.store(moves() + (1u << 30), std::memory_order_seq_cst);
   }
@@ -253,8 +258,8 @@ class EpollSet final : public File {
   void KickBell();
   void DropRegistered() RC_REQUIRES(interest_latch) { --registered_; }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
-  // The answer stays true while the caller holds the wait latch (Free) or the
-  // interest latch, or is counted in the set.
+  // If this returns true, that holds while the caller holds the wait latch
+  // (Free) or the interest latch, or is counted in the set.
   bool IsAt(int number) const {
     if (fd() == number) [[likely]]
       return true;
@@ -262,8 +267,8 @@ class EpollSet final : public File {
   }
   // `number`, a number of the set, is about to be closed.  Other threads move
   // registrations between the two sides with the interest latch.  After this
-  // call their moves are complete.  None of them touches whatever gets the
-  // number next.
+  // call their moves are complete, so none of them touches the file that gets
+  // the number next.
   void LoseFd(int number);
   // In the child of fork: the set has another number from now on.
   void Renumber(int fd) { set_fd(fd); }
@@ -288,7 +293,7 @@ class EpollSet final : public File {
   // In a large set only hot streams are direct.  All others have bits, so every
   // wait looks at these (I-FAIR-1).
   static constexpr std::uint32_t kHotLooks = 1;
-  // The weight of a look that finds no hot stream, or that comes with a look at
+  // The weight of a look that finds no hot stream, or that is part of a look at
   // the kernel.
   static constexpr std::uint32_t kColdLooks = 8;
   // After a wait has found streams that are not hot, so many waits begin with a
@@ -324,7 +329,8 @@ class EpollSet final : public File {
   [[gnu::noinline]] void Heat(Interest* interest, Sock* sock)
       RC_REQUIRES(wait_latch_);
   bool SetMarks(const Direct& direct, bool on);
-  // By distance: some waits count twice, and might never meet a multiple.
+  // By distance: some waits count twice, so the count might never meet a
+  // multiple.
   bool CoolDue() const RC_REQUIRES(wait_latch_) {
     return wait_number_ - cooled_ >= kCoolWaits;
   }
@@ -332,17 +338,17 @@ class EpollSet final : public File {
   bool LooksAt(const Interest* interest, const Sock* sock) const
       RC_REQUIRES(interest_latch);
   // The ready list.  Enlist and Delist return the change of the count, and
-  // leave ready_count_ to the caller.  It changes the count once for many
-  // registrations, before it releases the latch.
+  // leave ready_count_ to the caller.  The caller changes ready_count_ once for
+  // many registrations, before it releases the latch.
   void LinkReady(Interest* interest) RC_REQUIRES(ready_latch_);
   void UnlinkReady(Interest* interest) RC_REQUIRES(ready_latch_);
   int Enlist(Interest* interest) RC_REQUIRES(ready_latch_);
   int EnlistFirst(Interest* interest) RC_REQUIRES(ready_latch_);
   int Delist(Interest* interest) RC_REQUIRES(ready_latch_);
-  // Tells this thread's SpinBudget of the looks since idle_since_.
+  // Adds the looks since idle_since_ to this thread's SpinBudget.
   void EndIdle(bool found);
-  // One look, or looks for so many ticks, on behalf of Look.  `now` gets the
-  // clock, if it was read.
+  // Looks for Look: once, or for so many ticks.  `now` gets the clock, if it
+  // was read.
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
               std::uint64_t* now);
   [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity)
@@ -428,7 +434,7 @@ class EpollSet final : public File {
       WatchAwayNow();
   }
   [[gnu::noinline]] void WatchAwayNow() RC_EXCLUDES(interest_latch);
-  // Whether more than one of its descriptors may have something whose order is
+  // Whether more than one descriptor of the set may have events whose order is
   // known.
   bool Mixes() const {
     const int users = user_count_.load(std::memory_order_relaxed);
@@ -452,10 +458,10 @@ class EpollSet final : public File {
   std::atomic<bool> dirty_{false};
   // The set has more streams than direct looks can serve.  All use the bitmaps.
   std::atomic<bool> crowded_{false};
-  // In a crowded set, the streams that were direct before use bitmaps by now.
-  // The direct streams are then the hot ones: few, and reported again and
-  // again.  Each wait looks at these, at first although they have their bits.
-  // They do not pay for the thousands of others.  Written with the interest
+  // In a crowded set, the streams that were direct before use bitmaps.  The
+  // direct streams are then the hot ones: few, and reported again and again.
+  // Each wait looks at the hot streams, which keep their bits at first.  So hot
+  // streams do not pay for the thousands of others.  Written with the interest
   // latch.
   std::atomic<bool> heats_{false};
   // How many registrations are the kernel's and have their peer on this host.
@@ -488,7 +494,7 @@ class EpollSet final : public File {
   Direct direct_[kMostDirect] RC_GUARDED_BY(wait_latch_);
   std::atomic<bool> ever_user_{false};
   // Counts registrations that leave the kernel.  If a registration leaves
-  // during a wait, both sides could report it.
+  // during a wait, both sides could report its events.
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<std::uint32_t> once_moved_{0};  // the last move of a ONESHOT
   std::atomic<bool> nested_{false};
@@ -520,7 +526,7 @@ class EpollSet final : public File {
   std::uint32_t rest_from_ RC_GUARDED_BY(wait_latch_) = 0;
   bool rests_ RC_GUARDED_BY(wait_latch_) = false;
   std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look
-  // A caller arms it from outside, so it may be inside another set.
+  // A caller arms the set from outside, so the set may be inside another set.
   std::atomic<bool> outside_{false};
   // State from ArmOutside for DisarmOutside.
   bool armed_outside_ = false;
@@ -534,9 +540,11 @@ class EpollSet final : public File {
   EpollSet* pool_next_ RC_GUARDED_BY(interest_latch) = nullptr;
   // When a thread began to sleep, in ticks; 0 once something has been reported.
   std::uint64_t slept_since_ RC_GUARDED_BY(wait_latch_) = 0;
-  // A bit for each direct stream that had something before that.
+  // A bit for each direct stream that had something before the thread began to
+  // sleep.
   std::uint64_t came_before_ RC_GUARDED_BY(wait_latch_) = 0;
-  // The first wait that has reported some, but not all, of what came since.
+  // The first wait that has reported some, but not all, of what came since the
+  // thread began to sleep.
   std::uint32_t order_wait_ RC_GUARDED_BY(wait_latch_) = 0;
   // For NoteAway.
   std::atomic<bool> away_watched_{false};

@@ -19,7 +19,7 @@ class AwaySets {
  public:
   // Every set that has ever been watched.
   static constinit std::atomic<EpollSet*> all;
-  // The conductor that looks at them.  Null: none looks.
+  // The conductor that looks at these sets.  Null: none looks.
   static constinit std::atomic<Conductor*> looks;
 
   static void Look(Conductor* conductor);
@@ -56,8 +56,8 @@ void AwaySets::Look(Conductor* conductor) {
   }
   if (!more) {
     looks.store(nullptr, std::memory_order_seq_cst);
-    // A set that was added since then either sees that no conductor looks, or
-    // is seen here.
+    // A set that another thread has added since then sees that no conductor
+    // looks, or is seen here.
     for (EpollSet* set = all.load(std::memory_order_seq_cst); set != nullptr;
          set = set->away_next_) {
       more |= set->away_watched_.load(std::memory_order_seq_cst);
@@ -92,10 +92,10 @@ void EpollSet::WatchAwayNow() {
 }
 
 // While no thread waits in the set, a sender says when it has sent the first
-// message (ShmLane::Stamp), and rings the bell.  The bell's place in the
-// kernel's ready list is then that of the first message.  Arming at the end of
-// each wait would cost each message a stamp and a ring.  So the conductor arms
-// a moment later, for a thread that does not come back soon.
+// message (ShmLane::Stamp), and rings the bell.  The bell then has the place of
+// the first message in the kernel's ready list.  If each wait armed at its end,
+// each message would cost a stamp and a ring.  So the conductor arms a moment
+// later, for a thread that does not come back soon.
 bool EpollSet::NoteAway() {
   const Critical critical;
   if (!wait_latch_.try_lock()) {

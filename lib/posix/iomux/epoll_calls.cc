@@ -61,7 +61,8 @@ int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
   });
 }
 
-// WaitOn for what the number names, if it still does so when the wait begins.
+// WaitOn for the set that the number names, if it still names that set when the
+// wait begins.
 template <class Wait>
 int WaitAt(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask, Wait&& wait) {
@@ -100,8 +101,9 @@ int EpollPwait2Now(int fd, epoll_event* events, int capacity,
 template <class Wait>
 int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   if (Null(events)) [[unlikely]] {
-    // The kernel finds an inaccessible array when it has something to store;
-    // for an address in its own half, at once.  A bell is nothing.
+    // The kernel finds an inaccessible array when it has something to store.
+    // An address in the kernel's own half is found at once.  A bell is nothing
+    // to store.
     const bool half = reinterpret_cast<std::intptr_t>(events) < 0;
     if (half || LookupSet(fd) == nullptr || !EpollSet::MayHold(capacity)) {
       return wait(events, capacity, false);
@@ -114,8 +116,9 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   }
   if (!AnyUnread()) return wait(events, capacity, false);
   EpollSet* set = LookupSet(fd);
-  // A level-triggered registration has something at each call.  So once such
-  // registrations have filled the room, the rest of the set is asked first.
+  // A level-triggered registration with unread bytes has something at each
+  // call.  So once such registrations have filled the room, the rest of the set
+  // is asked first.
   static thread_local bool rest_first = false;
   if (rest_first) {
     rest_first = false;
@@ -162,7 +165,7 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
     return n;
   return AfterKernel(&leave, set, events, capacity, nullptr, n, moves, [&] {
     if (timeout <= 0) return FromMs(timeout);
-    // Where there is a lane, the clock's rate is known.
+    // A set that had a lane knows the clock's rate.
     const std::uint64_t spent =
         (base::Ticks() - start) / base::ticks_per_us / 1000;
     return spent < static_cast<std::uint64_t>(timeout)
@@ -171,7 +174,7 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   });
 }
 
-// Not in line: the short way would save registers for it.
+// Not in line: otherwise the short way would save registers for this code.
 [[gnu::noinline]] int LongEpoll(int fd, epoll_event* events, int capacity,
                                 int timeout) {
   return WithUnread(fd, events, capacity,

@@ -40,9 +40,9 @@ void EpollSet::LeaveDirect() {
   }
 }
 
-// The stream has been reported twice within a short time.  The next report may
-// come by a direct look.  Only level-triggered input in shared memory
-// qualifies.
+// Called when the stream has been reported twice within a short time.  Its next
+// report may come by a direct look.  Only level-triggered input in shared
+// memory qualifies.
 void EpollSet::Heat(Interest* interest, Sock* sock) {
   if (rests_) {
     if (wait_number_ - rest_from_ < kRestWaits) return;
@@ -67,8 +67,8 @@ void EpollSet::Heat(Interest* interest, Sock* sock) {
 }
 
 // Says whether the peer is to mark the stream, beside ringing the bell.  Makes
-// no fence behind the wish.  False: another thread has a latch of the stream,
-// or the stream is on its way elsewhere.
+// no fence behind the wish.  Returns false if another thread has a latch of the
+// stream, or if the stream is leaving its lane.
 bool EpollSet::SetMarks(const Direct& direct, bool on) {
   Sock* const sock = direct.sock;
   const Interest* const interest = direct.interest;
@@ -94,13 +94,13 @@ bool EpollSet::SetMarks(const Direct& direct, bool on) {
   return can;
 }
 
-// Streams that are no longer hot make room.  If direct looks find hardly
-// anything, because many streams share the traffic, all are given up for a
-// while.
+// Makes room: streams that are no longer hot leave the direct streams.  If
+// direct looks find hardly anything, because many streams share the traffic,
+// all leave for a while.
 //
 // Streams that stay hot need no bits.  A mark costs the peer a locked operation
-// on a cache line that goes to and fro.  So the peer is told to make none, as
-// with the streams of a small set.
+// on a cache line that moves between the two ends.  So this end asks the peer
+// for no marks, as with the streams of a small set.
 //
 // A stream that is to have bits again is looked at directly until the fence
 // behind the wish.  Then it goes on the list.  A sender that has not seen the

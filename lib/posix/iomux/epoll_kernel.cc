@@ -35,26 +35,28 @@ void EpollSet::LocalNews() {
   local_recent_.store(true, std::memory_order_release);
 }
 
-// The kernel has reported none of them.  Only code that makes a system call
-// anyway calls this, so that no look at the lanes reads a clock.
+// Called when the kernel has reported no local registration.  Only code that
+// makes a system call anyway calls this, so that no look at the lanes reads a
+// clock.
 void EpollSet::NoLocalNews() {
   if (!local_recent_.load(std::memory_order_relaxed)) return;
   const std::uint64_t at = local_news_at_.load(std::memory_order_acquire);
-  // The time may be another processor's, and a little ahead.
+  // The time may come from another processor, and be a little ahead.
   if (static_cast<std::int64_t>(base::Ticks() - at) <=
       static_cast<std::int64_t>(kRecentUs * base::ticks_per_us)) {
     return;
   }
-  // News of this moment are not lost.  All of this is seq_cst: either their own
-  // store comes behind this exchange, or this thread sees their time.
+  // News that come at this moment are not lost.  All accesses are seq_cst:
+  // either the store of the news comes behind this exchange, or this thread
+  // sees the time of the news.
   local_recent_.exchange(false, std::memory_order_seq_cst);
   if (local_news_at_.load(std::memory_order_seq_cst) != at) {
     local_recent_.store(true, std::memory_order_release);
   }
 }
 
-// Whether the lanes may have something to report.  The look takes nothing off.
-// An edge that has been reported may count once more.
+// Returns whether the lanes may have something to report.  Takes nothing off
+// the list.  An edge that has been reported may count once more.
 bool EpollSet::Peek(bool all) {
   if (ready_count_.load(std::memory_order_relaxed) > 0) return true;
   for (int d = 0; d < direct_count_; ++d) {
@@ -76,10 +78,9 @@ bool EpollSet::Peek(bool all) {
 }
 
 // While no thread looks at the lanes, their senders ring the bell, so that the
-// kernel knows when they had something.  A message that is on its way at this
-// moment does not ring, as for a nap.
-//
-// What a lane has already came before anything that its sender will stamp.
+// kernel knows when the lanes had something.  A message that is on its way at
+// this moment does not ring, as for a nap.  What a lane already has came before
+// anything that its sender will stamp.
 void EpollSet::ArmAwake() {
   if (armed_awake_ || !poller_) return;
   armed_awake_ = true;
@@ -99,10 +100,10 @@ void EpollSet::DisarmAwake() {
   poller_->Disarm();
 }
 
-// Whether the lanes were empty just now.  What they have came after that, and
-// its senders have had no time to send something by the kernel, too.  So all
-// that the kernel reported in a look since then came first.  The kernel may
-// have had it for long.
+// Returns whether the lanes were empty just now.  What they have came after
+// that.  Their senders have had no time to send something by the kernel, too.
+// So all that the kernel reported in a look since then came first: the kernel
+// may have had it for long.
 bool EpollSet::LanesWereEmpty() const {
   return base::Ticks() - lanes_empty_at_.load(std::memory_order_relaxed) <=
          kSoonUs * base::ticks_per_us;
@@ -112,10 +113,10 @@ bool EpollSet::LanesWereEmpty() const {
 // events with those of the lanes.  `moves` is the count at the start of this
 // wait.
 //
-// What a peer did before a kernel event is reported no later: for instance, it
-// closed a connection before it made the next.  So the lanes are looked at
-// after the kernel.  A lane has had its end since before the kernel's report
-// (Stream::SendFin).
+// What a peer did before a kernel event is reported no later than that event.
+// For instance, a peer closed one connection before it made the next.  So the
+// lanes are looked at after the kernel.  A lane has had its end since before
+// the kernel's report (Stream::SendFin).
 //
 // The kernel reports in the order of arrival.  The bell has the place of the
 // first news that a lane had since this thread armed.  So the kernel's first
@@ -129,7 +130,8 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
     Critical critical;
     wait_latch_.lock();
     if (HasUser() && life_.load(std::memory_order_relaxed) == leave->life) {
-      // What another thread's wait has reported meanwhile does not count here.
+      // Events that another thread's wait has reported meanwhile do not count
+      // here.
       ++wait_number_;
       Rebuild();
       // The conductor lists what it takes from a ring before it releases the
@@ -176,7 +178,7 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
 int EpollSet::KernelWait(epoll_event* out, int capacity,
                          std::int64_t timeout_ns, const sigset_t* mask,
                          bool* bell, int* ahead) {
-  // This is the look that is due.
+  // A wait that may sleep is the look at the kernel that is due.
   if (timeout_ns != 0) {
     base::CheckMaySleep();
     waits_.store(0, std::memory_order_relaxed);
@@ -204,7 +206,7 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
     kept = OfKernel(out, n, before, bell);
   }
   // The mirror belongs to another process that has shared the set since a fork.
-  // It tells this process nothing, and a look does not clear it.
+  // Its state says nothing of this process, and a look here does not clear it.
   if (kept == kOnlyBell && timeout_ns != 0 && out[0].data.ptr == &mirror_ &&
       !mirror_.raised.load(std::memory_order_relaxed)) {
     constexpr timespec kBrief{0, 1'000'000};
@@ -257,14 +259,13 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
 }
 
 // A ONESHOT registration that leaves the kernel is looked up in /proc, and then
-// deleted there.  What the kernel reports between the two, the lane would
-// report again to another thread.  The first of the two reports spends the
-// registration.
-//
-// A thread with the kernel's report began to wait before the deletion, and
-// looks at once_moved_ after it.  If it finds the mark of BeginOnceMove, it
-// waits here for the end of the move.  Otherwise it finds the count of
-// EndOnceMove, which is past the count that its wait began with.
+// deleted there.  If the kernel reports an event between the two, the lane
+// would report the event again to another thread.  The first of the two reports
+// spends the registration.  A thread with the kernel's report began to wait
+// before the deletion, and looks at once_moved_ after the wait.  If it finds
+// the mark of BeginOnceMove, it waits here for the end of the move.  Otherwise
+// it finds the count of EndOnceMove, which is past the count that its wait
+// began with.
 bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
   Critical critical;
   interest_latch.lock();
@@ -281,11 +282,11 @@ bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
     only = i;
   }
   bool told = false;
-  // If several registrations have this data, the event may be of any.  Twice is
-  // better than never.
+  // If several registrations have this data, the event may be of any.  Then the
+  // event is reported: twice is better than never.
   if (only != nullptr && !several) {
-    // If it has been armed again meanwhile, the lane has reported what there
-    // was, or will.
+    // If the registration has been armed again meanwhile, the lane has reported
+    // what there was, or will report it.
     told = only->armed_here ||
            (!only->told_by_kernel &&
             only->spent.exchange(true, std::memory_order_relaxed));

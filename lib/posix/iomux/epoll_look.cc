@@ -35,9 +35,9 @@ void EpollSet::RebuildNow() {
   interest_latch.unlock();
 }
 
-// A direct stream has its next message.  Or its lane is not in memory, and says
-// that it has something, or is dead.  Returns the events that are reported past
-// the ready list, with their data; 0: none.
+// The next message of a direct stream has landed.  Or its lane is not in
+// memory, and that lane says that it has something, or is dead.  Returns the
+// events that are reported past the ready list, with their data; 0: none.
 std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   Interest* const interest = direct.interest;
   *data = interest->data.load(std::memory_order_acquire);
@@ -63,14 +63,14 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   } else if ((events & kInput) == 0) {
     return 0;
   }
-  // If a lane is not in memory, and says that it has something, it may only be
-  // dead.  A registration that is put on the list just now is reported here.
-  // `told` keeps the list from reporting it again.
+  // A lane that is not in memory may say that it has something only because it
+  // is dead.  A registration that is put on the list in this look is reported
+  // here.  `told` keeps the list from reporting it again.
   if (!by_list && !interest->ready.load(std::memory_order_relaxed) &&
       sock->OnLane() &&
       (sock->notice().source() == nullptr ||
        direct.lane->State() == base::Reason::kNone)) {
-    // As in the kernel, an edge is reported with all that holds.  Without an
+    // As in the kernel, a report of an edge has all that holds.  If there is no
     // edge, the list looks at room in every wait.
     const bool room = by_edges && (events & kRoom) != 0;
     if (((events & (kRoom | EPOLLONESHOT)) == 0 ||
@@ -137,8 +137,8 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
 }
 
 // The next message of `direct` has landed.  Returns whether this wait reports
-// it, and stores the event.  For a stream that asks for input alone it has the
-// tests of Tells() in line.
+// it, and stores the event.  For a stream that asks for input alone this
+// repeats the tests of Tells() in line.
 [[gnu::always_inline]] inline bool EpollSet::TellOne(const Direct& direct,
                                                      epoll_event* out) {
   Interest* const interest = direct.interest;
@@ -188,7 +188,8 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   const int direct = direct_count_;
   const auto at = [&](int turn) { return (first + turn) % direct; };
   // Two rounds.  The first may look at a stream too early for a message that
-  // came before what it finds elsewhere.  The second finds that message.
+  // came before a message that it finds elsewhere.  The second finds the
+  // earlier message.
   for (int round = 0; round < 2; ++round) {
     for (int turn = 0; turn < direct_count_; ++turn) {
       const Direct& one = direct_[at(turn)];
@@ -247,9 +248,10 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   return static_cast<int>(at - out);
 }
 
-// How many events may be direct.  If the list has some, streams that always
-// have something leave it a part.  If there is room for one event, the two take
-// turns.  If the list then yields nothing, the caller asks the direct streams.
+// Returns how many events may be direct.  If the list has registrations,
+// streams that always have something leave the list a part of the room.  If
+// there is room for one event, the two take turns.  If the list then yields
+// nothing, the caller asks the direct streams.
 int EpollSet::DirectRoom(int room) {
   if (ready_count_.load(std::memory_order_relaxed) == 0) return room;
   if (room > 1) return room - room / 2;
@@ -257,11 +259,11 @@ int EpollSet::DirectRoom(int room) {
   return list_turn_ ? 0 : room;
 }
 
-// Whether this wait leaves a direct stream behind for another thread.  Listed
-// registrations the end of the wait finds.  A kick that has come for several
-// streams wakes one thread.  A level-triggered stream is left even if it has
-// just been reported, since its reader may leave bytes.  The kernel, too, puts
-// it back and wakes the next thread at once.
+// Returns whether this wait leaves a direct stream behind for another thread.
+// The end of the wait finds listed registrations by itself.  A kick that has
+// come for several streams wakes one thread.  A level-triggered stream is left
+// even if it has just been reported, since its reader may leave bytes.  The
+// kernel, too, puts the stream back and wakes the next thread at once.
 bool EpollSet::LeavesSome() {
   if (undrained_ > 0) {
     undrained_ = 0;
@@ -273,8 +275,8 @@ bool EpollSet::LeavesSome() {
         interest->events.load(std::memory_order_relaxed);
     if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
         interest->spent.load(std::memory_order_relaxed) ||
-        // A reported edge may lie there for long.  A stream without room still
-        // has its edge.
+        // The input of a reported edge may lie unread for long.  A stream
+        // without room still has its edge.
         ((events & EPOLLET) != 0 &&
          (direct_next_ == 0 || interest->told == wait_number_))) {
       continue;
@@ -297,11 +299,11 @@ bool EpollSet::AnyDirect() {
     Sock* sock = direct_[d].sock;
     if ((events & EPOLLET) == 0) {
       if ((events & (EPOLLIN | EPOLLRDNORM)) != 0) return true;
-      // It asks for the end only.
+      // The registration asks for the stream's end only.
       if (sock->EndNext()) return true;
       continue;
     }
-    // The look uses up an edge, so this goes to the list.
+    // Arrived() uses up an edge, so the registration goes to the list.
     sock->rx_latch.lock();
     const bool edge =
         sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
@@ -333,7 +335,8 @@ bool EpollSet::TimeForKernel() {
   return true;
 }
 
-// Threads may miss each other's counts.  Then the look comes later.
+// Threads may miss each other's counts.  Then the look at the kernel comes
+// later.
 bool EpollSet::KernelDue() {
   const std::uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
   waits_.store(waits, std::memory_order_relaxed);
@@ -446,9 +449,9 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
       break;
     }
     Rebuild();
-    // With one stream, several looks at it go before one look at the rest.  Its
-    // message is reported at once: while this thread has the latch, no other
-    // takes it off the list.
+    // With one stream, several looks at that stream go before one look at the
+    // rest.  Its message is reported at once: while this thread has the latch,
+    // no other thread takes the message off the list.
     const bool one = direct_count_ == 1 && direct_[0].lane->InMemory();
     if (one) [[likely]] {
       if (AwaitOne(direct_[0].lane, first ? 1 : kQuickLooks)) [[likely]]

@@ -41,8 +41,8 @@ struct Watch {
 };
 constinit Watch watch;
 
-// Some epoll set has another set with EPOLLET, at any depth.  Then each arrival
-// is an edge.  Written with interest_latch.
+// Some epoll set has another set in it with EPOLLET, at any depth.  Then each
+// arrival is an edge.  Written with interest_latch.
 constinit std::atomic<bool> edges_outside{false};
 
 // A timer will look at the sets that the conductor has found busy.  Belongs to
@@ -52,7 +52,8 @@ constexpr std::uint32_t kLateMs = 1;
 
 void LookLate();
 
-// If there is no memory for the timer, the conductor waits for the latches.
+// If there is no memory for the timer, the conductor waits for the latches of
+// the sets.
 void LookLateSoon() {
   if (late_posted) return;
   Conductor* const conductor = Conductor::IfRunning();
@@ -284,7 +285,8 @@ bool EpollSet::HasUnread() {
         (sock->read_ahead().Bytes() == 0 && !sock->HasError())) {
       continue;
     }
-    // Called before interest_latch, since it takes the stream's latch.
+    // Called before interest_latch is taken, since this takes the stream's
+    // latch.
     const bool failed = sock->HasError();
     bool has = false;
     interest_latch.lock();
@@ -307,8 +309,8 @@ bool EpollSet::HasUnread() {
 //
 // A sender rings once in a generation of the bell.  While the mirror is raised,
 // only threads that wait for edges need more rings.  A new generation begins
-// before the look that lowers the mirror or lets the conductor sleep.  So a
-// sender that posts behind that look rings.
+// before a look that lowers the mirror, or after which the conductor sleeps.
+// So a sender that posts behind that look rings.
 void EpollSet::UpdateMirror(bool rang) {
   const Critical critical;
   const base::LatchGuard hold(wait_latch_);
@@ -435,7 +437,7 @@ bool EpollSet::HasEvent(Interest* interest) {
       sock->Readiness(-1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP,
                       &plain) &
       ((events & 0xffff) | EPOLLERR | EPOLLHUP);
-  // If it has been armed anew meanwhile, the next look answers.
+  // If the registration has been armed anew meanwhile, the next look answers.
   const bool anew =
       interest->events.load(std::memory_order_relaxed) != events ||
       interest->sock != sock;
@@ -459,7 +461,7 @@ bool EpollSet::HasEvents() {
     }
     if (HasEvent(interest)) return true;
   }
-  // This puts the edges of direct streams onto the list.
+  // SomethingReady puts the edges of direct streams onto the list.
   SomethingReady();
   return AnyListed();
 }

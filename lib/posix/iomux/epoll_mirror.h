@@ -10,14 +10,13 @@ namespace rcsock::posix {
 
 class EpollSet;
 
-// An eventfd in the kernel's part of an epoll set.  It is readable while the
-// set's streams on lanes have events.  So the kernel knows whether the set is
-// readable, for all that wait for the set: another epoll set, poll, select, an
-// io_uring, or another process.
-//
-// The conductor watches the bell of such a set, looks at the set, and raises
-// the mirror.  Each wait of this process looks before it asks the kernel
-// (UpdateMirrors), and raises or lowers the mirror.
+// An eventfd in the kernel's part of an epoll set.  The eventfd is readable
+// while the set's streams on lanes have events.  So the kernel knows whether
+// the set is readable, for all that wait for the set: another epoll set, poll,
+// select, an io_uring, or another process.  The conductor watches the bell of
+// the set, looks at the set, and raises the mirror.  Each wait of this process
+// looks before it asks the kernel (UpdateMirrors), and raises or lowers the
+// mirror.
 struct Mirror {
   // A thread may wait for the set.  Written with interest_latch.
   std::atomic<bool> wanted{false};
@@ -38,7 +37,8 @@ struct Mirror {
   // the conductor's turn.
   bool late = false;
 
-  // Makes the set readable.  If it is readable, this is a new edge.
+  // Makes the set readable.  If the set is readable already, the call makes a
+  // new edge.
   void Raise() RC_EXCLUDES(latch);
   void Lower() RC_EXCLUDES(latch);
   void Close() RC_EXCLUDES(latch);

@@ -72,7 +72,7 @@ void EpollSet::EndIdle(bool found) {
 int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
   // A longer yield has let another thread run.
   constexpr std::uint64_t kSomebodyUs = 1;
-  // A yield longer than this has let a thread run that has other work.
+  // After a yield longer than this, a thread with other work has run.
   constexpr std::uint64_t kBusyUs = 8;
   constexpr std::uint64_t kPureUs = 10;
   if (!HasUser()) {
@@ -98,8 +98,8 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     tls_spin.Lost(away, after);
     if (away > kSomebodyUs * base::ticks_per_us) {
       filled = LookFor(out, capacity, 0, &now);
-      // This thread waits for the thread that ran here.  Spinning would only
-      // keep it from running.
+      // This thread waits for the thread that ran on this CPU.  Spinning would
+      // only keep that thread from running.
       shares_cpu_.store(filled > 0, std::memory_order_relaxed);
       if (filled > 0) return filled;
       over = away > kBusyUs * base::ticks_per_us;
@@ -120,7 +120,8 @@ bool EpollSet::ArmOutside() {
   armed_since_ = base::Ticks();
   // Arm, look, sleep, as in Wait.  The count is seq_cst, and Arm() is a full
   // fence.  A thread that makes something ready after this look sees the count,
-  // or the armed word.  It then rings the bell, which is in the kernel's set.
+  // or the armed word.  That thread then rings the bell, which is in the
+  // kernel's set.
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   armed_poller_ = poller_ != nullptr;
   if (armed_poller_) poller_->Arm();

@@ -148,17 +148,18 @@ int EpollSet::DrainPoller(Fresh* fresh) {
     all += listed;
     if (n < 64) return all;
   }
-  // What was too much has been put back.  A thread that looked meanwhile, for
-  // another set with this bell, did not see it.
+  // The registrations beyond `all` have been put back.  A thread that looked
+  // meanwhile, for another set with this bell, did not see them.
   KickBell();
   return all;
 }
 
-// Takes the one report of a ONESHOT registration for this thread.  False:
-// ToldByLane came first, or the registration is another stream's by now, or it
-// has been armed for other events.  Such a new arming is on the list, or the
-// next look finds it.  `data` gets what it was armed with.  If it is armed anew
-// after this, a later report tells.
+// Takes the one report of a ONESHOT registration for this thread.  `data` gets
+// the data that the registration was armed with.  Returns false in three cases:
+// ToldByLane came first, the registration is now another stream's, or it has
+// been armed for other events.  A new arming is on the list, or the next look
+// finds it.  If the registration is armed anew after this call, a later report
+// has the new arming.
 bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
                      std::uint64_t* data) {
   interest_latch.lock();
@@ -171,9 +172,9 @@ bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
   return mine;
 }
 
-// This wait reports the registration.  Many reports in a row make it hot.  Two
-// close reports do not: among thousands of active streams some are always close
-// by chance.
+// Notes that this wait reports the registration.  Many reports in a row make it
+// hot.  Two close reports do not: among thousands of active streams some are
+// always close by chance.
 inline void EpollSet::Report(Interest* interest, Sock* sock) {
   const std::uint32_t ago = wait_number_ - interest->told;
   interest->told = wait_number_;
@@ -225,8 +226,8 @@ enum class EpollSet::Listed {
 // Takes the registration's edge for this wait.  False: there is none.
 [[gnu::always_inline]] inline bool EpollSet::TakeEdge(Interest* interest,
                                                       Sock* sock) {
-  // The peer's end makes an edge of its own when it is taken, so it is taken
-  // before this edge.
+  // Taking the peer's end makes an edge, so TakeEnd comes before the edge is
+  // taken.
   sock->TakeEnd();
   if (!interest->edge.exchange(false, std::memory_order_relaxed)) return false;
   if (interest->sock == sock) [[likely]]
@@ -235,8 +236,8 @@ enum class EpollSet::Listed {
   return false;
 }
 
-// The registration has been closed since, and made for another stream.  The
-// edge was that stream's.
+// Called when the registration has been closed, and made for another stream.
+// The edge was the old stream's.
 void EpollSet::ListAnew(Interest* interest) {
   interest_latch.lock();
   if (interest->set != nullptr &&
@@ -249,15 +250,15 @@ void EpollSet::ListAnew(Interest* interest) {
 
 namespace {
 
-// Whether a stream that has just been reported stays on the list.  `holds` is
-// what it has.
+// Returns whether a stream that has just been reported stays on the list.
+// `holds`: the events that the stream has.
 [[gnu::always_inline]] inline bool StaysListed(const Interest* interest,
                                                const Sock* sock,
                                                std::uint32_t events,
                                                std::uint32_t holds) {
   if ((events & (EPOLLET | EPOLLONESHOT)) != 0) return false;
-  // Every wait looks at a direct stream that only has something to read in its
-  // ring.  That look does not see the stash, the end, or this end's SHUT_RD.
+  // If a direct stream only has something to read in its ring, every wait looks
+  // at it.  That look does not see the stash, the end, or this end's SHUT_RD.
   const bool found_anyway =
       interest->direct.load(std::memory_order_acquire) && sock->OnLane() &&
       (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
@@ -279,8 +280,8 @@ namespace {
       interest->spent.load(std::memory_order_relaxed)) {
     return Listed::kNothing;
   }
-  // This wait has reported it already, and reports no descriptor twice.  It
-  // stays listed.
+  // This wait has reported the registration already, and reports no descriptor
+  // twice.  The registration stays listed.
   if (interest->told == wait_number_) return Listed::kKept;
   if ((events & EPOLLET) && !TakeEdge(interest, sock)) return Listed::kNothing;
   // For all that a socket can be, EPOLL* and POLL* have equal values.
@@ -289,8 +290,8 @@ namespace {
       -1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
       &plain);
   const std::uint32_t ready = holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
-  // It has been armed anew meanwhile.  The edge that was taken may belong to
-  // the new arming.
+  // The registration has been armed anew meanwhile.  The edge that was taken
+  // may belong to the new arming.
   if (!interest->Is(events, data)) [[unlikely]] {
     interest->edge.store(true, std::memory_order_relaxed);
     return Listed::kArmedAnew;
@@ -301,8 +302,8 @@ namespace {
   }
   if (!base::TryTell(out, ready, data)) [[unlikely]]
     return Listed::kUntold;
-  // The list may have become shorter meanwhile.  What has been put back would
-  // come again.
+  // Report marks the registration for this wait.  The list may have become
+  // shorter meanwhile, and a registration that is put back would come again.
   Report(interest, sock);
   return StaysListed(interest, sock, events, holds) ? Listed::kToldAndKept
                                                     : Listed::kTold;
@@ -341,7 +342,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       }
       if (found == Listed::kUntold) [[unlikely]] {
         // As in the kernel, this registration stays as it was, and so do those
-        // behind it.
+        // behind this one.
         Untold(interest);
         for (++b; b < batch.count; ++b) batch.Keep(batch.interests[b]);
         capacity = filled;
@@ -358,8 +359,8 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
 }
 
 // Reports registrations that have come onto the list just now, and leaves them
-// there.  This saves taking them off and putting them back.  Collect handles
-// those that ask for more, or have more.
+// there.  So no registration is taken off and put back.  Collect handles
+// registrations that ask for more, or have more.
 int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
   int filled = 0;
   for (int k = 0; k < fresh.count && filled < capacity; ++k) {
@@ -395,8 +396,8 @@ int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
   }
   Fresh fresh;
   const int listed = DrainPoller(&fresh);
-  // Another thread may have listed a registration in between, which used up its
-  // bit.  A wait that reports nothing has to have looked at all.
+  // Another thread may have listed a registration in between, and used up its
+  // bit.  A wait that reports nothing must have looked at all registrations.
   if (listed == 0 &&
       (filled > 0 || ready_count_.load(std::memory_order_seq_cst) == 0)) {
     return filled;

@@ -10,33 +10,34 @@
 
 namespace rcsock::posix {
 
-// A thread on its way into the kernel, and there: it is counted, and all is
-// armed.  Its end undoes both, on cancellation too.
+// A thread on its way into the kernel, and there: the thread is counted, and
+// all is armed.  The destructor undoes both, on cancellation too.  The first
+// part of a sleep is a nap of kNapNs at most, as in ShmLane::SleepRx.
 //
-// Its first part is a nap of kNapNs at most, as in ShmLane::SleepRx.  A nap is
-// armed without the heavy fence.  A sender may look at the armed word while its
-// message is still in its store buffer, and then kicks nobody.  The nap ends by
-// itself, and the look behind its end finds the message.  All other news comes
-// from threads that have fenced in full: Mark, PublishCredit, the board,
-// KickSleepers.
+// A nap is armed without the heavy fence.  A sender may look at the armed word
+// while its message is still in its store buffer, and then kicks nobody.  The
+// nap ends by itself, and the look behind its end finds the message.  All other
+// news comes from threads that have fenced in full: Mark, PublishCredit, the
+// board, KickSleepers.  A sender that misses a napping thread misses no other
+// thread for that reason: the nap makes a new generation, which only adds
+// kicks.
 //
-// A sender may miss a napping thread, but misses no other for that: the nap
-// makes a new generation, which only adds kicks.  An unlooked edge while others
-// sleep is different.  The thread must make sure of the others.  A sender that
-// this look misses may believe that it has kicked, in their generation.  A nap
-// may end with the kernel's news, and the thread then leaves without another
-// look.  So with such an edge the thread naps only if no other sleeps here.  A
-// thread that comes later arms and looks for itself.
+// If the thread has an unlooked edge while others sleep, it must make sure of
+// the others.  A sender that this look misses may believe that it has kicked,
+// in the generation of the others.  A nap may end with the kernel's news, and
+// the thread then leaves without another look.  So with an unlooked edge the
+// thread naps only if no other sleeps here.  A thread that comes later arms and
+// looks for itself.
 class EpollSet::Sleep {
  public:
   // Arm() is a full fence, and so is the sender's side between its post and its
-  // look at the armed word.  sleepers_ does this for what threads of this
-  // process put on the ready list.  `unlooked`: see Leave.
+  // look at the armed word.  For what threads of this process put on the ready
+  // list, sleepers_ has the fence.  `unlooked`: see Leave.
   //
   // `life` is the set's at the start of the wait.  The closing thread changes
-  // it, then looks at sleepers_; all is sequentially consistent.  Either the
-  // closing thread sees the count and leaves the poller, or the counted thread
-  // sees the new life and touches nothing.
+  // the set's life, then looks at sleepers_; all is sequentially consistent.
+  // Either the closing thread sees the count and leaves the poller, or the
+  // counted thread sees the new life and touches nothing.
   Sleep(EpollSet* set, std::uint32_t life, bool unlooked) : set_(set) {
     Critical critical;
     const int others = set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -70,8 +71,8 @@ class EpollSet::Sleep {
   Sleep& operator=(const Sleep&) = delete;
 
   bool naps() const { return naps_; }
-  // The nap is over, and has found nothing.  Arms for good, with a new
-  // generation.  Then the caller looks.
+  // Called when the nap is over, and has found nothing.  Arms for good, with a
+  // new generation.  Then the caller looks.
   void Deepen() {
     Critical critical;
     naps_ = false;

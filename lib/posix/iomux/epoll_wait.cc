@@ -1,5 +1,5 @@
-// epoll_wait of a set that has streams on lanes.  It looks, spins, sleeps in
-// the kernel, and puts together what both sides have.
+// epoll_wait of a set that has streams on lanes.  The wait looks, spins, sleeps
+// in the kernel, and puts together what both sides have.
 
 #include <sched.h>
 #include <signal.h>
@@ -51,8 +51,8 @@ void EpollSet::HandOn(bool unlooked) {
   }
 }
 
-// HandOn(true), since an edge that the kernel gives the thread on its way out
-// goes on, too.
+// HandOn(true): an edge that the kernel gives the thread on its way out is
+// handed on, too.
 void EpollSet::TakeBack(const CountedWait& wait) {
   if (wait.stranger) strangers_.fetch_sub(1, std::memory_order_seq_cst);
   if (wait.sleeper) {
@@ -62,10 +62,10 @@ void EpollSet::TakeBack(const CountedWait& wait) {
   HandOn(true);
 }
 
-// The sleep may begin only now, and its look was before.  So an edge ends the
-// sleep, or makes another thread look, which is as good.  A stranger looks at
-// the count of streams, as MaySleep does.  If it has been woken before, it
-// looks at signals, too: the kernel does not remember those of that time.
+// The sleep may begin only now, after the look.  So an edge ends the sleep, or
+// makes another thread look, which is as good.  A stranger looks at the count
+// of streams, as MaySleep does.  A stranger that has been woken before looks at
+// signals, too: the kernel does not remember the signals of that time.
 void EpollSet::Recount(const CountedWait& wait) {
   if (wait.stranger) strangers_.fetch_add(1, std::memory_order_seq_cst);
   if (wait.sleeper) {
@@ -98,11 +98,11 @@ void RecountWait(const CountedWait& wait) {
 // Gives the other sleepers a new generation.  The kernel gives an edge to one
 // thread, and a sender kicks once in a generation.  So the edge has used up the
 // generation of all sleepers.  Without a new generation the next message would
-// kick none of them.  Returns whether there is nothing for them.
+// kick none of them.  Returns whether the other sleepers need no wake-up.
 //
-// This comes only when a thread is about to leave with an edge.  While it
+// Called only when a thread is about to leave with an edge.  While that thread
 // looks, it needs no kick.  If it goes to sleep, it makes a new generation and
-// looks again (Sleep).  If it kicks a sleeper, that thread takes over this
+// looks again (Sleep).  If it kicks a sleeper, the woken thread takes over this
 // duty.  So a thread that is woken in vain fences once, not twice.
 bool EpollSet::NothingBehind() {
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return true;
@@ -138,7 +138,7 @@ bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
   return ready;
 }
 
-// One call of epoll_wait: what it was asked for, and how far it is.
+// One call of epoll_wait: its arguments, and how far it is.
 class EpollSet::WaitCall {
  public:
   WaitCall(EpollSet* set, Leave* leave, epoll_event* out, int capacity,
@@ -192,8 +192,8 @@ class EpollSet::WaitCall {
   bool SpinLatched(Found* found) RC_REQUIRES(set_->wait_latch_);
   bool AskKernel(Found* found);
   int Finish();
-  // Another thread has closed the set, which may be another set by now.  On TCP
-  // a wait would sleep on.
+  // Another thread has closed the set, which may be another set now.  On TCP
+  // the wait would sleep on.
   bool Gone() const {
     return set_->life_.load(std::memory_order_seq_cst) != leave_->life;
   }
@@ -230,8 +230,9 @@ class EpollSet::WaitCall {
 // Waits in the kernel's part alone, since no stream is in user space.  Returns
 // whether the call is over.
 bool EpollSet::WaitCall::SleepAsStranger() {
-  // The edge may have meant the first stream, which has not come, or will make
-  // another edge.  It may have meant unread bytes, for which this looks now.
+  // The edge had one of two meanings.  It meant the first stream, which has not
+  // come yet, or will make another edge.  Or it meant unread bytes, which this
+  // thread looks for now.
   leave_->Looked();
   if (AnyUnread()) {
     const int n = EpollFindsUnread(set_, out_, capacity_);
@@ -260,12 +261,11 @@ bool EpollSet::WaitCall::SleepAsStranger() {
   return limits_.Left() == 0 && End(0);
 }
 
-// However busy the lanes are, kernel descriptors get their look.  It comes
-// first, so that ready streams cannot take all the room.  Returns whether the
-// call is over.
-//
-// The bitmaps and the list get their look every fourth time, too.  Otherwise a
-// direct stream that always has something would keep them waiting.
+// However busy the lanes are, kernel descriptors get their look.  That look
+// comes first, so that ready streams cannot take all the room.  Returns whether
+// the call is over.  The bitmaps and the list get their look every fourth time,
+// too.  Otherwise a direct stream that always has something would keep them
+// waiting.
 [[gnu::always_inline]] inline bool EpollSet::WaitCall::LookAtKernelFirst() {
   if (set_->InOrderWithKernel(capacity_) || !set_->KernelDue() || Gone()) {
     return false;
@@ -427,10 +427,10 @@ class EpollSet::WaitCall::Armed {
   bool Look() {
     if (call_->Gone()) return true;
     const bool ready = call_->set_->LookBeforeSleep(naps(), armed_at_);
-    // It has armed anew before this look.
+    // This thread has armed anew before LookBeforeSleep.
     call_->leave_->Looked();
-    // A stream that has gone to the kernel since leaves the ready list.  It may
-    // have bytes that the kernel does not know of.
+    // A stream that has gone to the kernel since leaves the ready list.  The
+    // stream may have bytes that the kernel does not know of.
     if (!ready && AnyUnread()) {
       call_->result_ =
           EpollFindsUnread(call_->set_, call_->out_, call_->capacity_);
@@ -460,8 +460,8 @@ class EpollSet::WaitCall::Armed {
     sleep_.rang = call_->leave_->unlooked;
     if (n <= 0 || ahead_ != kNoBell) return ahead_;
     // No sender has rung.  So no lane had anything before the kernel's events,
-    // except from a sender that saw no armed thread.  Only naps are missed in
-    // this way.
+    // except from a sender that saw no armed thread.  A sender misses only
+    // napping threads in this way.
     return naps() ? 0 : n;
   }
 

@@ -42,10 +42,10 @@ constinit Sock* moving RC_GUARDED_BY(interest_latch) = nullptr;
 constinit std::uint64_t ask_from_ns RC_GUARDED_BY(interest_latch) = 0;
 
 // Asks /proc which of the registrations of `set` that are marked `asked` the
-// kernel has already reported.  Such a line has only the flag bits of the
-// events.  Whatever is read, the kernel writes a line for each member from the
-// first on.  So one registration costs as much as all.  False: /proc does not
-// say.
+// kernel has already reported.  The line of a reported registration has only
+// the flag bits of the events.  The kernel writes a line for each member from
+// the first on, however little is read.  So one registration costs as much as
+// all.  Returns false if /proc does not say.
 bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", set->fd());
@@ -78,7 +78,7 @@ bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
           named != nullptr && named->kind == FileKind::kSock
               ? Registry::Find(static_cast<Sock*>(named), set, number)
               : nullptr;
-      // The number may have been closed since, and a copy be left.
+      // The number may have been closed since, while a copy of it is left.
       for (Sock* sock = moving; one == nullptr && sock != nullptr;
            sock = sock->moving_next) {
         one = Registry::Find(sock, set, number);
@@ -106,8 +106,8 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
           if (k->set != set || !std::exchange(k->asked, false) || known) {
             continue;
           }
-          // It is unknown whether the kernel has reported this registration.
-          // The kernel knows, and keeps it.
+          // No thread here knows whether the kernel has reported this
+          // registration.  The kernel knows, so it keeps the registration.
           Registry::LeaveUser(k);
           other->interests_stay = base::Reason::kPinnedOption;
         }
@@ -153,15 +153,15 @@ void MoveAll() RC_REQUIRES(interest_latch) {
       }
       epoll_event unused{};
       real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
-      // The second count: a wait that began after the first may get it from the
-      // kernel, and then from the lane.
+      // The second count.  A wait that began after the first may get the event
+      // from the kernel, and then from the lane.
       i->set->Moved();
       Registry::SetInKernel(i, false);
       i->asked = (i->events.load() & EPOLLONESHOT) != 0;
       Registry::MakeReady(i);
       Registry::KickSleepers(i->set);
       // A thread that has slept in the kernel since before the set had the bell
-      // is not counted as a sleeper.
+      // does not count as a sleeper.
       i->set->KickBell();
     }
   }
@@ -258,7 +258,7 @@ void Interests::ToKernel(Sock* sock) {
     epoll_event event{};
     event.events = i->events.load(std::memory_order_relaxed);
     event.data.u64 = i->data.load(std::memory_order_relaxed);
-    // The number may have been closed since, and a copy be left.
+    // The number may have been closed since, while a copy of it is left.
     if (posix::Named(i->fd) != sock) i->fd = sock->fd();
     int result = real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event);
     // EEXIST: another process that has shared the set since a fork has added it
@@ -269,8 +269,8 @@ void Interests::ToKernel(Sock* sock) {
     if (result == 0) {
       Registry::SetInKernel(i, true);
       i->edge.store(true, std::memory_order_relaxed);
-      // Since the mode changed, the unread bytes were on neither side.  A
-      // thread that has looked meanwhile looks again.
+      // Since the mode changed, neither the kernel nor rcsock has reported the
+      // unread bytes.  A thread that has looked meanwhile looks again.
       if (sock->mode() == Mode::kUnread) Registry::KickSleepers(set);
     } else if (set->fd() >= 0) {  // it is not about to be closed
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
@@ -326,7 +326,8 @@ void Interests::PeerKnown(Sock* sock) {
 }
 
 // Only the latch shows that there is no registration.  The kernel may know a
-// registration, and report it to another thread, before it is listed here.
+// registration, and report an event of it to another thread, before it is
+// listed here.
 void Interests::Drop(Sock* sock, int fd, int kept) {
   Critical critical;
   Lookers lookers;
@@ -399,7 +400,7 @@ bool Interests::Kept(Sock* sock) {
 
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   const bool unread = sock->read_ahead().Bytes() > 0;
-  // Called before interest_latch, since it takes the stream's latch.
+  // Called before interest_latch is taken, since this takes the stream's latch.
   const bool failed = sock->HasError();
   Critical critical;
   int found = 0;
@@ -414,7 +415,8 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
       continue;
     }
     if ((events & EPOLLET) == 0) {
-      // With room for one report only, it has all else that holds, too.
+      // If there is room for one report only, the report has all else that
+      // holds, too.
       pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
       // A raw system call: poll() of libc would be a cancellation point with
       // the latch held.
@@ -464,21 +466,21 @@ void Interests::NotifyLatched(Sock* sock) {
   sock->notice().ReportedBy(sock->interests, TablePlace(sock->fd()));
   interest_latch.unlock();
   // The stream rings one bell.  With several sets, perhaps no thread waits on
-  // the set of that bell.  So the stream rings the conductor's, which tells all
-  // sets.
+  // the set of that bell.  So the stream rings the conductor's bell, and the
+  // conductor wakes all sets.
   if (several) bell = 0;
   // No set watches now.  The bell of an epoll set stays: a wish costs the
   // peer's line and a heavy fence, and the next registration will want this
-  // bell again.  The conductor's bell does not stay; it was for the switch,
-  // which is over.
+  // bell again.  The conductor's bell does not stay: the stream had it for the
+  // switch, which is over.
   if (bits == 0 && sock->notice().bell() != 0) return;
   if (bits != sock->notice().bits() || bell != sock->notice().bell()) {
     sock->notice().Set(bits, bell);
   } else if (!looked_at) {
     return;
   }
-  // What came before the new bits, or before the stream was direct, has rung no
-  // bell.  A thread that sleeps has not looked at it.
+  // A message that came before the new bits, or before the stream was direct,
+  // has rung no bell.  A thread that sleeps has not looked at that message.
   Registrations::Ready(sock);
 }
 
@@ -489,8 +491,8 @@ int Interests::Bell(Sock* sock, int otherwise) {
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!Registry::EnsurePoller(i->set)) continue;
     bell = i->set->bell();
-    // This is the conductor's thread; `otherwise` is of the thread that uses
-    // the stream.
+    // The conductor's thread runs here.  `otherwise` is the bell of the thread
+    // that uses the stream.
     lane::ShareBellCpu(bell, otherwise);
     break;
   }
@@ -540,7 +542,7 @@ void InterestsForkChild() {
   MirrorsForkChild();
   AwayForkChild();
   ForgetBells();
-  // They were asked to go to TCP before the fork, or are the parent's.
+  // These streams were asked to go to TCP before the fork, or are the parent's.
   moving = nullptr;
   ask_from_ns = 0;
   for (int fd = 0; fd <= top; ++fd) {

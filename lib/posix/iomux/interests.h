@@ -19,7 +19,7 @@ class EpollSet;
 // A pointer that is written with the interest latch.  A wait reads it with its
 // own latch alone, while another thread may close the set, or the object that
 // the pointer names.  The wait uses at once what it found on its list.  Where
-// another object would matter, it reads again.
+// another object would matter, the wait reads the pointer again.
 template <class T>
 class Loose {
  public:
@@ -36,9 +36,8 @@ class Loose {
 
 // One registration of a stream in an epoll set.  It comes from a pool, and is
 // never freed.  While the stream is on TCP the kernel has the registration
-// (in_kernel).  Otherwise it is in user space, and the kernel does not know it.
-//
-// All that a report needs fits in one cache line.
+// (in_kernel).  Otherwise the registration is in user space, and the kernel
+// does not know it.  All that a report needs fits in one cache line.
 struct alignas(64) Interest {
   Loose<EpollSet> set;  // null: free
   Loose<Sock> sock;
@@ -55,9 +54,10 @@ struct alignas(64) Interest {
   std::atomic<bool> edge{false};   // EPOLLET: something has happened since the
                                    // last report
   // Deleted, but kept for the ADD that follows in programs that delete and add
-  // for each request.  It reports nothing, and does not exist for epoll_ctl.
+  // for each request.  A dormant registration reports nothing, and does not
+  // exist for epoll_ctl.
   std::atomic<bool> dormant{false};
-  // Every wait looks at its lane.  Written with the interest latch.
+  // Every wait looks at the stream's lane.  Written with the interest latch.
   std::atomic<bool> direct{false};
   // Reports in a row with short gaps.  Guarded by the set's wait_latch_.
   std::uint8_t warm = 0;
@@ -66,20 +66,23 @@ struct alignas(64) Interest {
   bool told_by_kernel RC_GUARDED_BY(interest_latch) = false;
   // EPOLLONESHOT: armed since it has left the kernel.
   bool armed_here RC_GUARDED_BY(interest_latch) = false;
-  // EPOLLONESHOT: /proc is to say whether the kernel has reported it.
+  // EPOLLONESHOT: /proc is to say whether the kernel has reported the
+  // registration.
   bool asked RC_GUARDED_BY(interest_latch) = false;
   // local_tcp_ of its set counts it.
   bool counted RC_GUARDED_BY(interest_latch) = false;
-  // moves_ of the set when it left the kernel.
+  // moves_ of the set when the registration left the kernel.
   std::uint32_t moved_at RC_GUARDED_BY(interest_latch) = 0;
   int fd RC_GUARDED_BY(interest_latch) = -1;
   Interest* next_of_set = nullptr;  // the set's interests in user space
   Interest* prev_of_set RC_GUARDED_BY(interest_latch) = nullptr;
-  // Since it has been in user space, a wait may look at it without the latch.
+  // The registration has been in user space, so a wait may look at it without
+  // the latch.
   bool was_user RC_GUARDED_BY(interest_latch) = false;
   EpollSet* was_of = nullptr;  // its set, while it is in a Lookers
 
-  // Whether it is still armed with what a look has read without the latch.
+  // Whether the registration is still armed with what a look has read without
+  // the latch.
   bool Is(std::uint32_t its_events, std::uint64_t its_data) const {
     return events.load(std::memory_order_relaxed) == its_events &&
            data.load(std::memory_order_relaxed) == its_data;
@@ -89,7 +92,7 @@ struct alignas(64) Interest {
 // What the streams tell their registrations (registrations.h).
 class Interests final : public Registrations {
  public:
-  // Makes it the one that the streams ask.
+  // Makes this object the one that streams report to.
   static void Install();
 
   bool ToUser(Sock* sock) override;

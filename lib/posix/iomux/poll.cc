@@ -45,8 +45,8 @@ constexpr nfds_t kFew = 4;
 
 File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
 
-// What select() reports. poll() reports a hung-up or failed connection whatever
-// it was asked for.
+// What select() reports.  poll() reports a hung-up or failed connection
+// whatever the caller asked for.
 short SelectTells(int events) {
   int tells = POLLNVAL;
   if (events & POLLIN) tells |= SelectSets::kIn;
@@ -55,7 +55,7 @@ short SelectTells(int events) {
   return static_cast<short>(tells);
 }
 
-// A member of the poll set that poll looks at itself.
+// A member of the poll set that poll itself looks at.
 struct Member {
   nfds_t at;
   File* file;
@@ -104,7 +104,8 @@ class Polling {
   // --- For WaitLoop.
   bool Look() {
     for (;;) {
-      // A stream that was the engine's a moment ago may have left unread bytes.
+      // A stream that was the engine's a moment ago may have left bytes that
+      // were read ahead.
       const bool unread = AnyUnread() && PollFindsUnread(fds_, count_, select_);
       bool again = false;
       const int found = LookStreams(&again);
@@ -128,8 +129,8 @@ class Polling {
       return End(-1);
     }
     // If the next look finds nothing, the bell has rung for another thread, or
-    // the nap is over.  That is no reason to spin.  A source tells of many
-    // things.
+    // the nap is over.  That is no reason to spin.  A source wakes for many
+    // streams, so with sources the thread spins.
     in_vain_ = sources_.empty();
     if (!in_vain_) NewSpin();
     return !Split() && End(base::Fail(EFAULT));
@@ -231,8 +232,9 @@ class Polling {
   }
   int Bad() { return faulted_ = true; }
 
-  // The kernel has something.  What a peer did before is to be seen with it:
-  // for instance, it closed a connection before it made the next.
+  // Called when the kernel has an event.  What a peer did before that event is
+  // to be seen with it.  For instance, a peer closed one connection before it
+  // made the next.
   void LookBeside() {
     bool moved = false;
     LookStreams(&moved);
@@ -252,8 +254,8 @@ class Polling {
     // A mere look, without waiting, is complete.
     looked_ = found > 0 ? !waits || OweLook() : KernelDue();
     if (looked_) {
-      // Only the last look uses the call's mask: poll, unlike epoll_wait, ends
-      // with EINTR only if nothing but a signal is there.
+      // Only the last look uses the call's mask.  Unlike epoll_wait, poll ends
+      // with EINTR only if there is a signal and nothing else.
       const int n =
           LookKernel(0, false, found == 0 && !waits ? limits_.mask() : nullptr);
       if (n < 0 && found == 0) return End(-1);
@@ -286,8 +288,8 @@ class Polling {
     timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                    static_cast<long>(timeout_ns % 1'000'000'000)};
     if (kernels_ == 0) {
-      // Nothing but streams: the wait on the set of bells reports the edge, and
-      // clears it.
+      // There is nothing but streams: the wait on the set of bells reports the
+      // edge, and clears it.
       if (!with_bells) {
         return mask == nullptr ? 0 : real::ppoll(nullptr, 0, &limit, mask);
       }
@@ -318,9 +320,9 @@ class Polling {
   }
 
   // Puts aside descriptors for which poll() has reported what was not asked
-  // for, where the kernel's select() sleeps on.  That hardly ever changes, so
-  // the kernel is asked about these again after kAsideNs only.  Returns how
-  // many descriptors remain ready.
+  // for: the kernel's select() sleeps on for these.  Such a state hardly ever
+  // changes, so the kernel is asked about these again after kAsideNs only.
+  // Returns how many descriptors remain ready.
   int PutAside() {
     int count = 0;
     for (nfds_t i = 0; i < count_; ++i) {
@@ -442,9 +444,9 @@ class Polling {
     return complete;
   }
 
-  // Counts this thread as a sleeper of its streams, and arms their sources.
-  // The edge of a kick for a look that is already over ends the sleep too
-  // early, once.
+  // Counts this thread as a sleeper of its streams, and arms their sources.  If
+  // the edge of a kick belongs to a look that is already over, the edge ends
+  // the sleep too early, once.
   void CountSleeper(Conductor* conductor) {
     for (nfds_t m = 0; m < mine_; ++m) {
       if (members_[m].file->kind != FileKind::kSock) continue;
@@ -458,8 +460,8 @@ class Polling {
   bool StillRings(lane::BellMask wanted) const {
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
-      // Bell 0 is the conductor's.  The conductor tells of a change by the poll
-      // bell, armed or not.
+      // Bell 0 is the conductor's.  The conductor announces a change by the
+      // poll bell, armed or not.
       if (bell > 0 && (wanted & lane::BellBit(bell)) == 0) return false;
       if (members_[m].file->kind == FileKind::kSock &&
           !sources_.Wanted(
@@ -478,7 +480,7 @@ class Polling {
     const int n =
         LookKernel(aside && late ? kAsideNs : part.ns, true, limits_.mask());
     if (n == 0 && aside) aside_ = false;
-    // This look included the kernel's descriptors.
+    // LookKernel has looked at the kernel's descriptors.
     if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
     // Woken before its end: the next sleep may begin with a nap again.
     napped_ = nap && !rang_;
@@ -499,8 +501,8 @@ class Polling {
     bool nap = false;
 
     void Arm() {
-      // Counted, then looked at.  A thread that lets a stream go, or gives it
-      // another bell, does so first and looks at the count after.
+      // Counted first, then looked.  A thread that takes a stream off its lane,
+      // or gives it another bell, does that first and looks at the count after.
       std::atomic_thread_fence(std::memory_order_seq_cst);
       // The first part of a sleep is a nap, as in ShmLane::SleepRx: without the
       // heavy fence, and with an end that makes up for a missed kick.  A sleep
@@ -524,9 +526,9 @@ class Polling {
     }
 
     ~Armed() {
-      // A handler has forked meanwhile, and this is the child.  It has neither
-      // bells nor sources, and its streams were told that no thread sleeps
-      // here.
+      // A handler has forked during the sleep, and this is the child.  The
+      // child has no bells and no sources, and its streams count no thread that
+      // sleeps here.
       if (OwnPid() != process) return;
       const int saved = errno;
       // The bells come first: what the sources drain need not ring for this

@@ -9,7 +9,8 @@
 
 namespace rcsock::posix {
 
-// Whether poll() of these must look at streams itself.
+// Returns whether poll() must itself look at the streams among these
+// descriptors.
 bool PollNeedsEngine(const pollfd* fds, nfds_t count);
 
 // What puts a descriptor into each of select's sets, as in the kernel.  HUP

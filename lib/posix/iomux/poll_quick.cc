@@ -1,5 +1,5 @@
-// Whether poll(2) has to look at streams itself.  And the short way of poll(2),
-// for streams on lanes that are asked for input, if some have it.
+// Returns whether poll(2) itself has to look at streams.  And the short way of
+// poll(2), for streams on lanes that are asked for input, if some have input.
 
 #include "lib/base/guard.h"
 #include "lib/posix/iomux/epoll.h"
@@ -19,8 +19,8 @@ struct Looked {
   bool remote = false;
 };
 
-// A file without kLaneMark, or without it by now.  Returns what it has of
-// `events`, or kNotLooked.
+// For a file without kLaneMark.  Returns which of `events` the file has, or
+// kNotLooked.
 [[gnu::noinline]] int LookAtOther(File* file, int fd, int events,
                                   lane::Source** drained, Looked* looked) {
   if (file->kind != FileKind::kSock) return Sock::kNotLooked;
@@ -37,8 +37,8 @@ struct Looked {
   return sock->QuickLook(fd, events, true);
 }
 
-// False: the set needs more than this way does.  Not in line, so that it has
-// the registers for itself.
+// Returns false if the descriptors need the long way.  Not in line, so that it
+// has the registers for itself.
 [[gnu::noinline]] bool LookAtAll(pollfd* fds, nfds_t count, Looked* looked) {
   lane::Source* drained = nullptr;
   for (pollfd* one = fds; one != fds + count; ++one) {
@@ -52,7 +52,7 @@ struct Looked {
     if (file == nullptr) {
       if (fd >= 0) ++looked->kernels;
     } else {
-      // With the mark, this look reads nothing that it does not need.
+      // With the mark, this look reads no line that it does not need.
       found = Sock::kNotLooked;
       if ((entry & kLaneMark) != 0) {
         found = static_cast<Sock*>(file)->QuickLook(fd, events, false);

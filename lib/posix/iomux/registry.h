@@ -65,8 +65,8 @@ struct Registry {
   }
 
   // `dirty_` is stored first.  Collect leaves a direct stream off the list
-  // without the interest latch.  The next wait then rebuilds, and takes that
-  // latch behind this thread.
+  // without the interest latch.  The next wait then rebuilds, and takes the
+  // interest latch after this thread.
   static void MakeDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     set->dirty_.store(true, std::memory_order_seq_cst);
@@ -74,9 +74,9 @@ struct Registry {
     set->direct_members_[set->direct_used_++] = interest;
   }
 
-  // Every wait looks at the streams of a small set, so these need no bits.  A
-  // stream in several sets always needs bits.  Returns whether the registration
-  // has become direct.
+  // Every wait looks at the streams of a small set, so these streams need no
+  // bits.  A stream in several sets always needs bits.  Returns whether the
+  // registration has become direct.
   static bool ChooseDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     const bool wanted = interest->sock->interests == interest &&
@@ -105,8 +105,8 @@ struct Registry {
   static void DropDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     if (!interest->direct.load(std::memory_order_relaxed)) return;
     EpollSet* set = interest->set;
-    // A Collect that still sees it direct has taken it off the list before the
-    // dropping thread puts it there.
+    // A Collect that still sees the registration direct has taken it off the
+    // list before this thread puts it there.
     interest->direct.store(false, std::memory_order_relaxed);
     // No other path reports what the stream has now.  Its next message sets its
     // bit.
@@ -180,7 +180,8 @@ struct Registry {
       }
       set->bell_in_kernel_ = true;
     }
-    // While no stream was on a lane, no thread looked at what the kernel told.
+    // While no stream was on a lane, no thread looked at what the kernel
+    // reported.
     if (!set->HasUser()) set->LocalNews();
     set->moves_.fetch_add(1, std::memory_order_seq_cst);
     interest->in_user.store(true, std::memory_order_relaxed);
@@ -220,7 +221,7 @@ struct Registry {
       set->crowded_.store(false, std::memory_order_relaxed);
       set->heats_.store(false, std::memory_order_relaxed);
       if (set->nested_.load(std::memory_order_relaxed)) DropBell(set);
-      // The mirror has told of something that is gone.
+      // The mirror may be raised for an event of the stream that has left.
       if (set->mirror_.fd.load(std::memory_order_relaxed) >= 0) set->KickBell();
     }
     set->ready_latch_.lock();
@@ -272,7 +273,7 @@ struct Registry {
     set->ready_latch_.unlock();
   }
 
-  // Every wait looks at readiness that does not depend on edges.
+  // Every wait looks at events that do not depend on edges.
   static bool NoEdgeOfRoom(const Interest* interest) {
     return (interest->events.load(std::memory_order_relaxed) &
             (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND |
@@ -368,9 +369,10 @@ struct Registry {
   }
 };
 
-// A wait may still hold a registration that it took off its list before that
-// left user space.  Interests::Refresh waits for a look when a lane is given
-// back.  That look is not the last, since the set's streams leave after it.
+// A wait may have taken a registration off its list before the registration
+// left user space, and still look at it.  Interests::Refresh waits for a look
+// when a lane is given back.  That look is not the last, since the set's
+// streams leave after it.
 inline void Lookers::Forget(Interest* interest) {
   if (!interest->was_user) {
     Registry::Forget(interest);

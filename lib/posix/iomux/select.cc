@@ -32,8 +32,8 @@ class Selected {
  public:
   explicit Selected(const SelectInput& sets) : sets_(sets) {}
 
-  // Counts what is in the sets.  `may`: as of EngineSelect.  False: none of it
-  // needs the engine, or the sets are not accessible.
+  // Counts the descriptors in the sets.  `may`: as in EngineSelect.  Returns
+  // false if none of them needs the engine, or if the sets are not accessible.
   bool NeedEngine(bool may);
   // Makes the array for poll.  False: there is no memory.
   bool Fill();
@@ -149,8 +149,8 @@ int SelectTable(int count) {
   static std::atomic<int> size{FD_SETSIZE};
   const int known = size.load(std::memory_order_relaxed);
   if (count <= known) return count;
-  // It is not known which calls a filter lets pass.  All streams are on TCP
-  // there.
+  // Which calls the sandbox's filter lets pass is not known.  All streams are
+  // on TCP there.
   if (ProcessPinned() == base::Reason::kSandboxed) return count;
   const int saved = errno;
   const auto open = [](int fd) { return !base::IsInternalFdOrGone(fd); };

@@ -31,7 +31,7 @@ struct ThreadBells {
 };
 thread_local constinit ThreadBells tls_bells;
 
-// A key of libc's gives the set up at the thread's end.  An object with a
+// A key of libc's gives the set back at the thread's end.  An object with a
 // destructor would take memory when a thread first sleeps here, perhaps in a
 // handler that has interrupted malloc.  If another key's destructor polls after
 // this, BellsEnd runs again.
@@ -135,8 +135,8 @@ int ThreadBellsSet() { return tls_bells.set; }
 
 // EPOLL_CTL_MOD makes the kernel look at a descriptor again.  No thread reads a
 // bell, so a bell that has rung is readable.  A source that the handler's wait
-// has not drained is readable.  A source that it has drained has rung the
-// bells.
+// has not drained is readable, too.  A source that the wait has drained has
+// rung the bells.
 [[gnu::cold]] void RingAgain() {
   Critical critical;
   const int saved = errno;

@@ -16,12 +16,13 @@ namespace rcsock::posix {
 // an eventfd and read it to reset it, a read could swallow another sleeper's
 // kick.  Here each kick is an edge in every thread's own set.
 
-// These are thread-local, and a library that is loaded late finds little room
-// for that.  With more sources a poll looks again each millisecond.
+// A thread's sources are thread-local.  A library that is loaded late finds
+// little room for thread-local variables.  With more sources a poll looks again
+// each millisecond.
 constexpr int kThreadSources = 32;
 
-// Called at start, while few keys are taken.  Of the first keys none needs
-// memory later.
+// Called at start, while few keys are taken: the first keys need no memory
+// later.
 void InitThreadBells();
 
 // Puts these bells into this thread's set.  False: the thread cannot sleep on

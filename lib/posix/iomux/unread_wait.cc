@@ -38,7 +38,7 @@ bool Get(const pollfd* from, pollfd* one) {
 
 }  // namespace
 
-// What the program has named may not be there.  The kernel's call says so.
+// The program's array may be inaccessible.  The kernel's call says so.
 bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select) {
   for (nfds_t i = 0; i < count; ++i) {
     pollfd one{};
@@ -100,8 +100,8 @@ int SelectUnread::Add(fd_set* in, fd_set* out, int found) const {
 
 int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity) {
   if (events == nullptr) return 0;
-  // Where the last look of this thread ran out of room.  So each stream has its
-  // turn.
+  // Where the last look of this thread ran out of room.  The next look begins
+  // there, so that each stream has its turn.
   static thread_local int first = 0;
   int found = 0;
   const int count = fd_high.load(std::memory_order_relaxed) + 1;

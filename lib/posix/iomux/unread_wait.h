@@ -13,15 +13,16 @@ class EpollSet;
 // know that they are readable.  Unread bytes only ever become fewer, so no
 // thread has to be woken for them.  A call that waits looks once.  If it finds
 // some, it asks the kernel without waiting, and adds them.  Completions of
-// MSG_ZEROCOPY that the kernel does not know of are handled likewise: to a
-// waiting call they are an error.  Call these functions only if AnyUnread().
+// MSG_ZEROCOPY that the kernel does not know of are handled likewise: a waiting
+// call reports them as an error.  Call these functions only if AnyUnread().
 
-// PollFindsUnread says whether poll, or `select`, would find some.  If so, the
-// caller polls without a time-out, and AddUnread adds them to that answer.
+// PollFindsUnread returns whether poll, or `select`, would find unread bytes.
+// If so, the caller polls without a time-out, and AddUnread adds them to that
+// answer.
 bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select = false);
 int AddUnread(pollfd* fds, nfds_t count, int found);
 
-// The form for select.  It keeps the sets as they were asked, for Add.
+// The form for select.  Keeps the sets as the program gave them, for Add.
 class SelectUnread {
  public:
   // False: there are none.
@@ -41,10 +42,9 @@ class SelectUnread {
 
 // Fills in what an epoll set should report of them, and returns how many.
 int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity);
-// Behind the `found` events, `more` events of the other side stand, the
-// kernel's or the lanes'. If two are of one registration, this joins them,
-// since a program may close a descriptor at its first event.  Returns how many
-// remain.
+// Behind the `found` events stand `more` events of the other side, the kernel's
+// or the lanes'.  If two are of one registration, this joins them, since a
+// program may close a descriptor at its first event.  Returns how many remain.
 int MergeEvents(epoll_event* events, int found, int more);
 
 }  // namespace rcsock::posix

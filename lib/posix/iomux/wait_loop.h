@@ -11,8 +11,8 @@
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/wait_mask.h"
 
-// What epoll_wait, poll and select do alike.  docs/readiness.md says where they
-// differ.
+// What epoll_wait, poll and select have in common.  docs/readiness.md says
+// where they differ.
 namespace rcsock::posix {
 
 // One part of a sleep.
@@ -31,8 +31,9 @@ class WaitLimits {
 
   // False: the call looks once, and does not wait.
   bool Waits() const { return timeout_ns_ != 0; }
-  // How much time is left; < 0: no end.  The first call starts the clock.  So a
-  // wait whose first look finds something reads no clock.
+  // Returns how much time is left; < 0: the wait has no end.  The first call
+  // starts the clock.  So a wait whose first look finds something reads no
+  // clock.
   std::int64_t Left() {
     if (timeout_ns_ <= 0) return timeout_ns_;
     const std::uint64_t now = base::NowNs();
@@ -45,7 +46,7 @@ class WaitLimits {
   void StartClock() {
     if (deadline_ns_ == 0) Left();
   }
-  // 0: there is none, or the clock has not been started.
+  // 0: the wait has no end, or the clock has not been started.
   std::uint64_t deadline_ns() const { return deadline_ns_; }
   // The time is over.  What follows is the last look.
   void Expire() { timeout_ns_ = 0; }
@@ -60,8 +61,8 @@ class WaitLimits {
   // Whether a handler has run that ends the wait.
   bool Interrupted() const { return tls_signals.any != handlers_; }
   std::uint32_t handlers() const { return handlers_; }
-  // Blocks the signals of the mask.  A handler that has run before that came
-  // before the wait.
+  // Blocks the signals of the mask.  A handler that ran before this ran before
+  // the wait.
   void BlockMask() {
     if (mask_.Block()) handlers_ = tls_signals.any;
   }
@@ -88,7 +89,7 @@ template <class Call>
 [[gnu::always_inline]] inline void WaitLoop(Call* call, WaitLimits* limits) {
   while (!call->Look()) {
     if (limits->Left() == 0) {
-      // The thread may have lost its CPU for longer than that.
+      // The thread may have lost its CPU for longer than the wait's time.
       if (call->TimeOut()) return;
       continue;
     }

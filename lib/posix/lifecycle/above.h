@@ -4,15 +4,16 @@
 namespace rcsock::posix {
 
 // What the room above has to do when the process forks, filters its system
-// calls, or ends.  That room gives its own to Set at start, so that this room
-// needs nothing of it.  Without one, nothing is to be done.
+// calls, or ends.  The room above passes its object to Set at start, so this
+// room needs no header of that room.  Without an object, nothing is to be done.
 class Above {
  public:
   // Takes the latches that come before all others, and releases them.  `child`:
   // in the child of fork.
   virtual void ForkLock();
   virtual void ForkUnlock(bool child);
-  // In the child, without these latches: before the streams, and behind them.
+  // In the child, without these latches.  ForkChild runs before the streams'
+  // part, and ForkChildLast after it.
   virtual void ForkChild();
   virtual void ForkChildLast();
   // How many threads run that are not the program's.

@@ -8,7 +8,7 @@ namespace rcsock::posix {
 void BeforeBareFork();
 void AfterBareFork(long child);
 
-// `call` is such a fork, and returns in both processes.
+// `call` is a fork without these handlers, and returns in both processes.
 template <class Call>
 auto ForkWithoutHandlers(Call&& call) {
   BeforeBareFork();

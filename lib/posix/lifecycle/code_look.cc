@@ -9,7 +9,8 @@
 namespace rcsock::posix {
 namespace {
 
-// If code is in so many lists in a row and cannot be read, it is really there.
+// Code that was in this many lists in a row, and cannot be read, is really
+// there.
 constexpr int kMostLists = 3;
 
 KnownCode::Seen SeenOf(const OwnCode::Range& one) {
@@ -65,8 +66,8 @@ bool CodeLook::Step(std::uint64_t most) {
   return true;
 }
 
-// What could not be read is gone, or is listed again.  Returns true if there is
-// more to read.
+// Code that could not be read is gone, or is listed again.  Returns true if
+// there is more to read.
 bool CodeLook::ListMissed() {
   if (missing_.empty() || missed_) return false;
   std::vector<OwnCode::Range> all;

@@ -24,7 +24,7 @@ struct KnownCode {
 };
 
 // One look at the code of this process, which may take several turns.  One
-// thread at a time may call it.
+// thread at a time may use it.
 class CodeLook {
  public:
   enum class At : std::uint8_t {
@@ -36,8 +36,8 @@ class CodeLook {
 
   // Lists the mappings.  Returns false if that is impossible.
   bool Begin(const KnownCode& known);
-  // Reads on, `most` bytes at most.  Returns true if that was all, or if enough
-  // is known.
+  // Reads on, `most` bytes at most.  Returns true if all has been read, or if
+  // enough is known.
   bool Step(std::uint64_t most);
   // Adds what has been read and does not change.  Drops what is not mapped any
   // more.

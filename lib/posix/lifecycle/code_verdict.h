@@ -13,17 +13,17 @@ namespace rcsock::posix {
 // The loader may map a library in between.  So one count of opens orders looks
 // and opens, and one latch of the owner guards every change:
 //
-// - kNone is stored in one place, Acquit.  Acquit refuses it if an open has
-//   been counted since the look read the list, or is under way.
-// - An open that is seen is counted behind its end, when its library is in the
-//   list.  If its thread then finds kNone, it looks again.  If it finds
-//   kUnknown, every look that may end with kNone begins behind the count.
-// - An open whose end is not seen is counted before it begins, and takes kNone
-//   back.  No look begins before the open's time is over and the loader is at
-//   rest.
-//
-// If an unseen open takes longer than its time before it maps anything, for
-// instance on a slow file system, only the next look notices it.
+// - Acquit alone stores kNone.  Acquit refuses if an open has been counted
+//   since the look read the list, or is under way.
+// - An open whose end rcsock sees is counted behind its end, when its library
+//   is in the list.  If the opening thread then finds kNone, it looks again.
+//   If it finds kUnknown, every look that may end with kNone begins behind the
+//   count.
+// - An open whose end rcsock does not see is counted before it begins, and
+//   takes kNone back.  No look begins before the open's time is over and the
+//   loader is at rest.  If such an open takes longer than its time before it
+//   maps anything, on a slow file system for instance, only the next look
+//   notices the library.
 class CodeVerdict {
  public:
   enum class State : std::uint8_t {
@@ -73,7 +73,8 @@ class CodeVerdict {
   // A look has found something, or nothing is certain.
   void Condemn() { Store(State::kMayUseStreams); }
 
-  // An open whose end is not seen is over by then, if the loader is at rest.
+  // After this time an open whose end is not seen is over, if the loader is at
+  // rest.
   static constexpr std::uint64_t kUnseenNs = 1'000'000'000;
 
  private:

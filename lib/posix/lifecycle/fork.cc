@@ -39,8 +39,8 @@ constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
 void Lock() {
-  // No handler runs while these latches are held.  It could fork, too, and wait
-  // for itself, or jump away with the conductor's step.
+  // No handler runs while these latches are held.  A handler could fork, too,
+  // and wait for itself, or jump away with the conductor's step.
   EnterCritical();
   // Until here a handler may have made a whole fork.
   tls_forking = true;
@@ -72,16 +72,17 @@ void Unlock(bool ends) {
 
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
-  // Both processes will hold the connections, so no connection may take a lane
-  // from now on, or stay on one, unless it is hidden from the child.
+  // Both processes will hold the connections.  So from now on no connection may
+  // take a lane.  None may stay on a lane, unless it is hidden from the child.
   BeginFork();
   ForEachSock([](Sock* sock) { sock->holders().Make(); });
   const bool hides = PrepareToHide();
   const auto leaves = [hides](Sock* sock) {
     return sock->Engaged() && !(hides && sock->claim().MayHide(false));
   };
-  // While this waits for the peer of one stream, the peer of another stream may
-  // ask that one to leave its lane.  Behind a silent peer no further try helps.
+  // While this thread waits for the peer of one stream, the peer of another
+  // stream may ask that the first stream leave its lane.  Behind a silent peer
+  // no further try helps.
   constexpr int kMostTries = 3;
   constexpr std::uint64_t kMostTriesNs = 500'000'000;
   const std::uint64_t start = base::NowNs();
@@ -108,10 +109,10 @@ void ForkPrepare() {
     }
     Unlock(false);
   }
-  // No stream comes into the table any more, so here each stream that the child
-  // will have is counted, once.  Streams that are new since Holders::Mark have
-  // told nothing: the parent tells what they moved when it leaves them, and
-  // ForkChild takes that as told.
+  // No stream comes into the table any more, so each stream that the child will
+  // have is counted here, once.  Streams that came after Holders::Mark have not
+  // added to the Holding what they moved.  The parent adds it when it leaves
+  // them, and ForkChild takes it as added.
   static constinit std::uint32_t forks = 0;
   tls_fork = ++forks;
   ForEachSock([&](Sock* sock) { sock->holders().ShareByFork(tls_fork, hides); },
@@ -127,7 +128,7 @@ void ForkParent() {
 
 void ForkChild() {
   KnowOwnPid();
-  // This is the first process of a PID namespace.
+  // Process 1 is the first process of a PID namespace.
   if (OwnPid() == 1) EndLastWords();
   KnowFirstThread();
   const bool locked = tls_forking;
@@ -185,8 +186,8 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
     int (*start)(void*);
     void* argument;
   } with{start, argument};
-  // Runs in the child, which ends with what `start` returns.  By libc only one
-  // thread would end, and the conductor is another.
+  // Runs in the child, which ends with what `start` returns.  libc would end
+  // only this thread, and the conductor is another.
   const auto begin = [](void* child) -> int {
     const Child mine = *static_cast<Child*>(child);
     ForkChild();
@@ -203,7 +204,7 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
 }
 
 void ForkFailed() {
-  if (InBorrowedMemory()) return;  // nor was anything counted
+  if (InBorrowedMemory()) return;  // ForkPrepare has counted nothing
   ForEachSock([](Sock* sock) { sock->holders().UnshareByFork(tls_fork); },
               Which::kHidden);
 }

@@ -13,7 +13,7 @@ void ForkParent();
 void ForkChild();
 // Returns the number of the last fork that this thread has begun.
 std::uint32_t LastFork();
-// Takes the shares of this thread's last fork back: it has failed.
+// Called if this thread's last fork has failed: takes the child's shares back.
 void ForkFailed();
 
 }  // namespace rcsock::posix

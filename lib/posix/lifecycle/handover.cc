@@ -119,8 +119,8 @@ bool StartedByOther(const Executed& program) {
 }
 
 // Returns a sum of the last part of a program's name.  What is passed on is for
-// this program alone.  A program without rcsock in between may have forked, and
-// then uncounted processes hold the connection.
+// the program of this name alone.  A program without rcsock in between may have
+// forked, and then uncounted processes hold the connection.
 unsigned NameSum(const char* path) {
   unsigned sum = 2166136261u;
   for (const char* name = base::LastPart(path); *name != '\0'; ++name) {
@@ -136,8 +136,8 @@ bool Kept(int fd) {
 
 // Returns the parent's stream of the connection `inode`, usually that of the
 // number `number`.  A stream that was never adopted does not know its inode
-// number yet, but may be adopted at any moment.  The parent's descriptor tells
-// the inode number.
+// number yet, but may be adopted at any moment.  Its inode number is found by
+// the parent's descriptor.
 Sock* FindInode(std::uint64_t inode, int number) {
   const auto is = [inode](int fd) -> Sock* {
     Sock* sock = OwnersSock(fd);
@@ -165,7 +165,7 @@ Handover::Handover(bool spawn, const Executed& program,
       program_(Null(program.name) ? nullptr : program.name),
       listed_(PreloadIn(environment)),
       other_(listed_ && StartedByOther(program)),
-      // Nothing tells before whether a program is linked with rcsock.
+      // Nothing says beforehand whether a program is linked with rcsock.
       known_(!other_ && (listed_ || OwnFace() == Face::kLibrary)) {
   const int saved = errno;
   std::memcpy(variable_, kName, kNameLength);
@@ -178,8 +178,8 @@ Handover::Handover(bool spawn, const Executed& program,
   errno = saved;
 }
 
-// Returns whether the new program can be told of the connection.  MayBequeath
-// makes what it needs, so it comes last.
+// Returns whether the new program can follow the connection.  MayBequeath makes
+// what it needs, so it comes last.
 bool Handover::Follows(Sock* sock) {
   if (!known_ || program_ == nullptr || OwnFace() != Face::kPreload ||
       heirlooms_ == kMost || !sock->across_exec().MayBequeath()) {
@@ -192,8 +192,10 @@ bool Handover::Follows(Sock* sock) {
   return table_ >= 0;
 }
 
-// This comes first.  A thread that may promote the stream sees this, if this
-// thread does not see what that thread has done (Holders::GiveAway).
+// Notes that the new program has the connection, and cannot follow it.  Called
+// before the stream leaves its lane.  A thread that may promote the stream sees
+// this, if this thread does not see what that thread has done
+// (Holders::GiveAway).
 void Handover::GiveAway(Sock* sock) {
   for (int i = 0; i < given_count_; ++i) {
     if (given_[i].sock == sock) return;
@@ -220,8 +222,8 @@ void Handover::FromOurs() {
       follows = Follows(sock);
       if (!follows) sock->across_exec().SpoilForNext(fd);
       if (spawn_) {
-        // This comes first, so that LaneOpen and TryAdopt see it if this thread
-        // does not see what they did.
+        // The count comes first, so that LaneOpen and TryAdopt see it if this
+        // thread does not see what they did.
         follows ? sock->across_exec().AddHolder() : GiveAway(sock);
         if (sock->Engaged() &&
             !sock->way_back().ToPlain(base::Reason::kPinnedExec)) {
@@ -245,7 +247,7 @@ void Handover::FromOurs() {
   }
 }
 
-// No table has what the child has done to its descriptors, so its connections
+// The child's changes to its descriptors are in no table, so its connections
 // are found by inode number.  The streams are the parent's.  The parent's
 // conductor moves them, and this thread only waits for that.
 void Handover::FromBorrowed() {
@@ -259,8 +261,8 @@ void Handover::FromBorrowed() {
     if (sock == nullptr) continue;
     sock->copy().Reveal();
     if (Passed(sock->holders().number())) continue;
-    // This comes first, so that TryAdopt sees it if this thread does not see
-    // what TryAdopt did.
+    // The mark or the count comes first, so that TryAdopt sees it if this
+    // thread does not see what TryAdopt did.
     bool follows = Follows(sock);
     if (!follows) sock->across_exec().SpoilForNext(fd);
     follows ? sock->across_exec().AddHolder() : GiveAway(sock);
@@ -311,7 +313,8 @@ void Handover::Add(const char* format, long a, long b, unsigned c) {
       variable_ + length_, sizeof variable_ - length_, format, a, b, c));
 }
 
-// `c`: for the process that this one becomes; `s`: for a child of it.
+// `c`: the entry is for the process that this process becomes.  `s`: the entry
+// is for a child of this process.
 bool Handover::Bequeath(Sock* sock, std::uint64_t inode) {
   const int number = sock->across_exec().Bequeath(inode);
   if (number < 0) return false;
@@ -386,7 +389,7 @@ void Handover::Extend(char* const from[], char** to, char* text) const {
 namespace {
 
 // Calls each(number) for every descriptor of the process below `end`.  Returns
-// false if it cannot tell which there are.
+// false if the descriptors cannot be listed.
 template <class Each>
 bool EachDescriptorBelow(int end, Each&& each) {
   const bool all = base::EachDescriptor(0, [&](int fd) {
@@ -398,8 +401,9 @@ bool EachDescriptorBelow(int end, Each&& each) {
 
 enum class Found : std::uint8_t { kYes, kNo, kUnknown };
 
-// Binds every number below `end` that names the connection, wherever it was
-// put.  `make(fd)` returns the stream for the first such number, or null.
+// Binds every number below `end` that names the connection, wherever the old
+// program put it.  `make(fd)` returns the stream for the first of these
+// numbers, or null.
 template <class Make>
 Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
   Sock* sock = nullptr;

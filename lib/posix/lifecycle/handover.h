@@ -22,15 +22,15 @@ struct Executed {
 };
 
 // What a program about to be executed must find of the streams that it
-// inherits.  That is the kernel's TCP connections, with all that is to come.
-// An environment variable names the rest: the bytes that were read ahead, how
-// far each connection has come, and its other holders.  The last two let the
-// program promote a stream.
+// inherits.  The program inherits the kernel's TCP connections, with all that
+// is to come.  An environment variable names the rest: the bytes that were read
+// ahead, how far each connection has come, and its other holders.  The last two
+// let the program promote a stream.
 //
 // A Handover is alive while exec, posix_spawn, system or popen runs, in the
 // thread that calls them.  Its end means that exec has failed, or that there is
-// a child now; `spawn` says which.  It owns the descriptors that it passes.  It
-// uses neither heap nor tables where the caller is a child of vfork.
+// a child now; `spawn` says which.  It owns the descriptors that it passes.  If
+// the caller is a child of vfork, it uses neither heap nor tables.
 class Handover {
  public:
   Handover(bool spawn, const Executed& program, char* const environment[]);
@@ -41,7 +41,8 @@ class Handover {
   Handover(const Handover&) = delete;
   Handover& operator=(const Handover&) = delete;
 
-  // Returns whether the new program needs another environment: Extend's.
+  // Returns whether the new program needs another environment, which Extend
+  // writes.
   bool Extends() const { return count_ + heirlooms_ > 0 || other_; }
   // Writes the new environment to `to`.  Requires room for Room(from) pointers
   // there, and for Text(from) bytes at `text`.
@@ -65,15 +66,15 @@ class Handover {
   const char* const program_;
   int table_ = -1;     // for the new program
   const bool listed_;  // the new program's LD_PRELOAD has rcsock
-  const bool other_;   // listed_, but its loader is one that cannot load rcsock
+  const bool other_;   // listed_, but its loader cannot load rcsock
   const bool known_;   // the new program will run under the preload, if it can
   int count_ = 0;
   std::size_t length_ = 0;
   int passed_[kMost];
   int heirlooms_ = 0;
   int heirloom_[kMost];
-  // Streams that the new program holds and is not told of.  Streams beyond
-  // kMost stay given away, even if TakeBack is called.
+  // Streams that the new program holds and cannot follow.  Streams beyond kMost
+  // stay given away, even if TakeBack is called.
   int given_count_ = 0;
   struct {
     Sock* sock;

@@ -30,8 +30,9 @@ constexpr std::uint32_t kLastLookMs = 64;
 RCSOCK_START_DATA constinit pthread_key_t key = 0;
 RCSOCK_START_DATA constinit bool known = false;
 RCSOCK_START_DATA constinit std::atomic<bool> ended{false};
-// What the first thread has given to SYS_exit, if it has.  The process then
-// ends with this status, and runs no handlers of atexit.
+// The status that the first thread has given to SYS_exit, if it has called
+// that.  The process then ends with this status, and runs no handlers of
+// atexit.
 RCSOCK_START_DATA constinit std::atomic<int> raw_status{-1};
 // The signals that the first thread had blocked at its end. exit runs with
 // these blocked.
@@ -41,9 +42,9 @@ constinit sigset_t blocked = {};
 // call exit.  glibc shows it to debuggers.  Null: libc does not show it.
 constinit std::atomic<const unsigned*> libc_threads{nullptr};
 
-// Whether the conductor and rcsock's helpers are the only threads left.  A
-// thread of rcsock's that waits for a device is short-lived.  Until its end it
-// counts as a thread of the program.
+// Returns whether the conductor and rcsock's helpers are the only threads left.
+// A thread of rcsock's that waits for a device is short-lived.  Until its end
+// that thread counts as one of the program's.
 bool Alone() {
   // A thread that left by SYS_exit stays in libc's count.  So do the parent's
   // threads in a child of clone.  The count then never falls to 1.
@@ -71,7 +72,8 @@ void* End(void*) {
 }
 
 // No thread is left that could make a thread, or connect.  The conductor goes
-// on meanwhile, since exit may need it for what is still owed to peers.
+// on meanwhile, since exit may need the conductor for bytes that peers have yet
+// to get.
 bool EndProcess() {
   pthread_t thread;
   if (real::pthread_create(&thread, nullptr, &End, nullptr) != 0) return false;
@@ -92,7 +94,7 @@ void LookAfter(Conductor* conductor, std::uint32_t ms) {
 // Runs in pthread_exit, but not when main returns or calls exit.
 void FirstThreadEnds(void*) {
   ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
-  // This thread still counts until it has left libc.
+  // The calling thread counts until it has left libc.
   libc_threads.store(
       static_cast<const unsigned*>(::dlsym(RTLD_DEFAULT, "__nptl_nthreads")),
       std::memory_order_relaxed);

@@ -24,7 +24,7 @@ constexpr int kHighest = SIGTERM;
 RCSOCK_START_DATA constinit DeferSignal defer_signal = nullptr;
 RCSOCK_START_DATA constinit std::atomic<bool> hiding{false};
 // The process in which a thread is writing.  A child of a fork made meanwhile
-// is another process.
+// has another number.
 constinit std::atomic<long> ending{0};
 // The actions as the program, or its parent, has set them.  Guarded by
 // HookedSigaction's latch.
@@ -60,7 +60,7 @@ void LastWords(int number, siginfo_t* info, void* context) {
   if (defer_signal(number, info, context)) return;
   // A child of vfork has its parent's memory, and no statistics of its own.
   if (InBorrowedMemory()) End(number);
-  // Waits if another thread has got another of these signals.
+  // If another thread has got another of these signals, this waits.
   while (ending.exchange(OwnPid()) == OwnPid()) {
     base::SleepThrough(1'000'000'000);
   }

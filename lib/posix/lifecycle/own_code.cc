@@ -77,8 +77,8 @@ bool IsPartOfLibc(const std::string& path) {
   return false;
 }
 
-// A value that changes with the content of the file at `path`; empty if that is
-// not the file `inode`.
+// Returns a value that changes with the content of the file at `path`, or an
+// empty value if the file at `path` is not `inode`.
 std::string StampOf(const char* path, std::uint64_t inode) {
   struct stat status {};
   if (::syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) != 0 ||
@@ -106,8 +106,8 @@ bool OwnMemory::Read(std::uint64_t address, void* to, std::size_t size) {
   const long n = ::syscall(SYS_process_vm_readv, ::syscall(SYS_gettid), &local,
                            1, &remote, 1, 0);
   if (n == static_cast<long>(size)) return true;
-  // A filter may forbid that call, with any errno.  And that call reads no
-  // mapping that is only executable.  This file does.
+  // A filter may refuse process_vm_readv with any errno.  And that call reads
+  // no mapping that is only executable.  Reads of this file do.
   const base::UniqueFd fd(base::OpenText("/proc/thread-self/mem"));
   return fd.ok() && ::syscall(SYS_pread64, fd.get(), to, size, address) ==
                         static_cast<long>(size);

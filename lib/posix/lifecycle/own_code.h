@@ -30,7 +30,7 @@ class OwnCode {
     std::string stamp;
     bool writable = false;
 
-    // Returns true if other code may lie there later, and nothing would tell.
+    // Returns true if other code may lie there later, without a trace.
     bool MayChange() const {
       return inode == 0 || writable || (build_id.empty() && stamp.empty());
     }

@@ -64,7 +64,7 @@ void Passing::Before(const msghdr* message) {
       if (to_ != 0 &&
           sock->noted().Travel(fd, to_, Notes::TagAfter(tag_, index)))
         return;
-      // From now on a close here is not the connection's end.
+      // From now on a close in this process is not the connection's end.
       sock->holders().GiveAway();
       sock->way_back().Pin(base::Reason::kPinnedScmRights);
       // What this process has done to the connection, or does not know, holds
@@ -108,7 +108,7 @@ void AfterReceiving(int fd, const msghdr* message, int flags) {
     return;
   }
   const int saved = errno;
-  // Other processes that keep turns delay the call once, and not for each
+  // If other processes keep turns, the call waits once, and not for each
   // descriptor.
   std::uint64_t until = 0;
   bool borrowed = false;

@@ -11,18 +11,19 @@ namespace rcsock::posix {
 // descriptors on by SCM_RIGHTS.  Their streams leave their lanes.
 class Passing {
  public:
-  // `fd` -1: nothing reports what becomes of the messages.
+  // `fd` -1: nothing reports whether the messages are sent.
   explicit Passing(int fd) : fd_(fd) {}
   // Called before the message is sent.
   void Before(const msghdr* message);
   // The call's only message has not been sent.
   void Failed(const msghdr* message);
-  // Of all `count` messages those from `sent` on have not been sent.
+  // Called when the messages from `sent` on, of all `count`, have not been
+  // sent.
   void Failed(const mmsghdr* messages, unsigned sent, unsigned count);
 
  private:
-  // The flights of one message are over.  `index` is that of its first
-  // descriptor.  Returns the index of the next message.
+  // Ends the flights of one message, of which `index` is the first descriptor.
+  // Returns the index of the next message.
   std::uint32_t Drop(const msghdr* message, bool failed,
                      std::uint32_t index) const;
   const int fd_;

@@ -44,7 +44,7 @@ using rendezvous::Conductor;
 
 namespace {
 
-// A filter that rcsock was not told of refuses membarrier, so a sender may miss
+// A filter that rcsock has not seen refuses membarrier, so a sender may miss
 // that a thread here sleeps.  The conductor, which never sleeps on a lane,
 // takes all streams to TCP.  That ends every sleep.
 void BarriersLost() {
@@ -85,11 +85,11 @@ void AwaitOtherForks() { AwaitForks(LeaveDeadline() + 400'000'000); }
   AllowSearches();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   KnowFirstThread();
-  // The first handler to come is the last to run: the program's own may still
-  // use their connections.  The _exit of quick_exit cannot be seen.
+  // The first handler to come is the last to run: the program's own handlers
+  // may still use their connections.  No handler sees the _exit of quick_exit.
   ::at_quick_exit(&AtExit);
   TakeInherited();
-  // Programs that are linked with the library make their threads past it.
+  // A program that is linked with the library makes its threads without a hook.
   if (face == Face::kPreload) {
     real::LookEarly();
     base::BeginAlone();
@@ -143,7 +143,7 @@ void BeforeExec(bool followed) {
   total.CopyFrom(stats);
   RemoteLanes::LeaveAll(base::NowNs() + 5'000'000'000);
   ClosedStreams::BeginToEnd();
-  // Once the stream is the kernel's, the kernel resets as its close would.
+  // Once the kernel has the stream, the kernel resets as its close would.
   const auto leaves = [](Sock* sock) {
     return KeptByExec(sock) || sock->across_exec().Resets() ||
            sock->claim().SharesLane();
@@ -158,12 +158,14 @@ void BeforeExec(bool followed) {
       if (sock->mode() == Mode::kEngine)
         sock->across_exec().Flush(deadline, false);
     } else if (sock->Engaged() && !sock->across_exec().Pin(deadline)) {
-      // A stream that only looks for its peer is pinned, too.  If it were
-      // adopted meanwhile, what it reads would end with this process.
+      // A stream that only looks for its peer is pinned, too.  If the stream
+      // were adopted meanwhile, the bytes that it reads would end with this
+      // process.
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
       sock->claim().Lose();
     }
-    // This does not go into `stats`: an exec that fails loses nothing.
+    // The lost bytes are counted in `total`, and not in `stats`: an exec that
+    // fails loses nothing.
     if (!closes && !followed) {
       if (const std::size_t n = sock->read_ahead().Bytes()) {
         CountLost(sock, n, &total);
@@ -231,12 +233,12 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
     return;
   }
   if (InBorrowedMemory()) return;
-  // The handler of a fault inside one of rcsock's own calls ends the process.
-  // This thread may hold the latches.
+  // If depth is not 0, the handler of a fault inside one of rcsock's own calls
+  // ends the process.  This thread may hold latches.
   if (tls_signals.depth != 0) return;
   LeaveHiddenAtExit();
   if (ProcessPinned() == base::Reason::kSandboxed) {
-    // This touches memory alone, and makes no call that a filter may refuse.
+    // LetGo touches memory alone, and makes no call that a filter may refuse.
     ForEachSock([](Sock* sock) { sock->holders().LetGo(); });
     return;
   }

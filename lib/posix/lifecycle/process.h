@@ -16,8 +16,8 @@ namespace rcsock::posix {
 void InitProcess(Face face);
 
 // Returns whether the process may not have so many descriptors.  Returns false
-// within a sandbox, whose filter may not know the call that tells: there all is
-// on TCP.
+// within a sandbox, where all streams are on TCP: the filter may not allow the
+// call that says so.
 [[gnu::cold]] bool BeyondLimit(std::uint64_t count);
 
 class Sock;
@@ -29,7 +29,7 @@ void PinProcessFromConductor(base::Reason reason);
 // Pins the stream whose socket has this inode number.
 void PinBySocket(std::uint64_t inode, base::Reason reason);
 // Runs before exec.  Takes to TCP the streams that the new program inherits,
-// and writes the statistics.  `followed`: the new program is told what has been
+// and writes the statistics.  `followed`: the new program gets what has been
 // read ahead.
 void BeforeExec(bool followed);
 // Takes BeforeExec back: exec has failed.
@@ -41,15 +41,15 @@ void EnterSandbox();
 // As EnterSandbox, before prctl() with these arguments, if that makes a filter.
 // A program asks with a filter at no address whether the kernel knows filters.
 void BeforePrctl(int option, unsigned long mode, unsigned long filter);
-// Runs before _exit and at exit.  Gives TCP what it is owed, and writes the
-// statistics.
+// Runs before _exit and at exit.  Gives TCP the bytes that peers have yet to
+// get, and writes the statistics.
 void AtExit();
 
 // Runs before a call that gives its thread a descriptor table of its own, if
 // `flags` have `parts`.  Returns the flags for the call.  A program of one
-// thread has its table to itself but for the conductor, which must go on seeing
-// the table: so the call loses these parts, and nothing changes for the
-// program.  With more threads nothing follows two tables: every stream goes to
+// thread shares its table with the conductor alone, which must go on seeing the
+// table.  So the call loses these parts, and nothing changes for the program.
+// With more threads rcsock cannot follow two tables, so every stream goes to
 // TCP for good.
 int BeforeParting(int flags, int parts);
 

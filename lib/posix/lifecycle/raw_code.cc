@@ -32,8 +32,8 @@ using rendezvous::Conductor;
 using State = CodeVerdict::State;
 using Socks = std::vector<std::shared_ptr<Sock>>;
 
-// The least time between two looks at what is mapped.  Looks take one part in
-// kShare of the time at most.
+// The least time between two looks at what is mapped.  Looks take at most one
+// part in kShare of the time.
 constexpr std::uint64_t kApartNs = 1'000'000'000;
 constexpr std::uint64_t kShare = 50;
 // One turn of the conductor reads so much.
@@ -65,7 +65,8 @@ Shared& The() {
 
 bool NeverAnyMore() { return verdict.state() == State::kMayUseStreams; }
 
-// Condemns a program whose code cannot be told: nothing is certain of it.
+// Condemns a program whose code cannot be examined: nothing is certain of that
+// program.
 void CannotTell() RC_REQUIRES(latch) {
   RCSOCK_LOG(1, "no lanes: what code the program has cannot be told");
   verdict.Condemn();
@@ -121,8 +122,8 @@ enum class Turned : std::uint8_t {
   kGaveUp,    // no memory for another turn
 };
 
-// Makes one turn.  If no other turn will come, puts the streams to be told into
-// *waiting.
+// Makes one turn.  If no other turn will come, moves the streams that wait for
+// the verdict into *waiting.
 Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   Shared& shared = The();
   shared.posted = nullptr;
@@ -204,7 +205,8 @@ void LookAtFiles() RC_REQUIRES(latch) {
   Judge(look);
 }
 
-// Returns whether nothing is to be decided any more, or yet.
+// Returns whether no decision is due: there is nothing to decide any more, or
+// not yet.
 bool IsIdle() {
   return OwnPid() == 0 || NeverAnyMore() ||
          ProcessPinned() != base::Reason::kNone;
@@ -287,9 +289,9 @@ void BeforeUnseenOpen() {
     const base::LatchGuard lock(latch);
     verdict.UnseenOpen(base::NowNs());
   }
-  // A stream begins its search or sets its mode, and asks for the verdict
-  // behind that.  Here the verdict has changed before the streams are asked.
-  // So one of the two sees the other.
+  // A stream begins its search or sets its mode, and then asks for the verdict.
+  // Here the verdict changes before the streams are asked.  So one of the two
+  // sees the other.
   base::FullFence();
   RevealAll();
   const std::uint64_t deadline = LeaveDeadline();
@@ -307,7 +309,8 @@ void ForkUnlock(bool child) {
   if (child) {
     Shared& shared = The();
     // The child has no conductor: its streams look anew.  The child counts
-    // references anew, so those of these pointers are not given back.
+    // references anew, so it does not give back the references of these
+    // pointers.
     new (&shared.waiting) Socks;
     waiting_count.store(0, std::memory_order_relaxed);
     shared.posted = nullptr;

@@ -6,13 +6,13 @@
 #include "lib/posix/socket/seek_gate.h"
 
 // Whether the program has machine code that may use its connections past the
-// hooks: a `syscall` instruction outside of libc, with the number of a call
-// that reads, writes, waits, closes or the like (lib/base/raw_numbers.h).  If
-// there is such code, no stream of the process leaves TCP.
+// hooks.  That is a `syscall` instruction outside of libc, with the number of a
+// call that reads, writes, waits, closes or the like (lib/base/raw_numbers.h).
+// If there is such code, no stream of the process leaves TCP.
 //
 // The conductor looks at the code before the first stream looks for its peer.
-// From then on it looks at code that has come since: at once behind dlopen,
-// else with the next search, once a second at most.
+// From then on the conductor looks at code that has come since.  Behind dlopen
+// it looks at once, else with the next search, once a second at most.
 namespace rcsock::posix::raw_code {
 
 using Answer = SeekGate::Answer;
@@ -26,14 +26,14 @@ Answer MaySeek(const std::shared_ptr<Sock>& sock,
 // Returns true if a stream that has looked for its peer may go on to a lane: no
 // unseen open has come since MaySeek.  Takes no latch.
 bool MayAdopt();
-// Drops that reference: the stream has given the search up.
+// Drops that reference: the stream has given up the search.
 void Forget(const Sock* sock);
 
 // Looks at the code of a library that the program has loaded.  May pin the
 // process.
 void AfterOpen();
-// The program is about to load a library, and rcsock will not hear of the end.
-// Takes all streams to TCP, and the next search begins with a look.
+// The program is about to load a library, and rcsock will not see the end of
+// the load.  Takes all streams to TCP, and the next search begins with a look.
 void BeforeUnseenOpen();
 
 // Take and release the latch around fork.

@@ -162,7 +162,7 @@ char** Kept(char* const with[], std::size_t strings) {
 
 void PutBack() {
   if (!popen_changes.load(std::memory_order_relaxed)) return;
-  // A program that has set variables meanwhile has another list by now.
+  // A program that has set variables meanwhile has another list now.
   char** changed = popen_last.load(std::memory_order_relaxed);
   Variable().compare_exchange_strong(
       changed, popen_before.load(std::memory_order_relaxed));
@@ -172,10 +172,10 @@ void PutBack() {
 
 }  // namespace
 
-// A reader may read `environ` during one popen, and popen_last during the next.
+// A thread may read `environ` during one popen, and popen_last during the next.
 // It then takes the first popen's list for the program's.  The strings of that
-// list stay for good.  Whatever hands over next removes the older handover's
-// name from the list.
+// list stay for good.  The next handover removes the older handover's name from
+// the list.
 char** ProgramEnvironment() {
   char** const now = Variable().load(std::memory_order_acquire);
   if (now == nullptr || now != popen_last.load(std::memory_order_relaxed)) {
@@ -199,7 +199,7 @@ PopenEnvironment::PopenEnvironment(char* const with[]) RC_NO_LOCK_CHECK {
   }
   own_ = ProgramEnvironment();
   if (within_) {
-    // Wherever the outer popen was interrupted, it finds all as it was.  What
+    // The outer popen finds all as it was, wherever it was interrupted.  What
     // it hands over is not for this command.
     found_ = {Variable().load(std::memory_order_relaxed),
               popen_before.load(std::memory_order_relaxed),
@@ -215,8 +215,8 @@ PopenEnvironment::PopenEnvironment(char* const with[]) RC_NO_LOCK_CHECK {
   if (list == nullptr) return;
   popen_last.store(list, std::memory_order_relaxed);
   popen_before.store(own_, std::memory_order_relaxed);
-  // In this order: another thread may fork at any moment, and its child puts
-  // back what it finds changed.
+  // This order: another thread may fork at any moment, and its child puts back
+  // the list that it finds changed.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   popen_changes.store(true, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -236,7 +236,7 @@ PopenEnvironment::~PopenEnvironment() RC_NO_LOCK_CHECK {
     return;
   }
   const Critical critical;
-  // In a child of a fork made meanwhile, no thread holds it.
+  // In a child of a fork made meanwhile, no thread holds the latch.
   if (popen_owner.load(std::memory_order_relaxed) != ::syscall(SYS_gettid)) {
     return;
   }

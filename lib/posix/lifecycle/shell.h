@@ -3,7 +3,7 @@
 
 namespace rcsock::posix {
 
-// system() with an environment of its own.  libc's takes it from `environ`,
+// system() with an environment of its own.  libc's system() takes `environ`,
 // which belongs to all threads.
 int SystemWith(const char* command, char* const environment[]);
 
@@ -11,10 +11,12 @@ int SystemWith(const char* command, char* const environment[]);
 char** ProgramEnvironment();
 
 // Sets `environ` while popen() runs, which takes its environment from there.
-// One thread at a time does this.  So what is put back is the program's, and no
-// command finds another command's environment. glibc's popen has such a lock of
-// its own.  Other threads may read a list then, and after.  So a list is never
-// freed, and the next popen uses it again.  `with` null: `environ` stays.
+// One thread at a time does this.  So the list that is put back is the
+// program's, and no command finds another command's environment.  glibc's popen
+// has a lock of its own for the like.
+//
+// Other threads may read a list during the popen and after it.  So a list is
+// never freed, and the next popen uses it again.  `with` null: `environ` stays.
 //
 // A handler that has interrupted popen() may call popen() too.  Its thread has
 // the latch already, and the inner popen ends before the outer goes on.
@@ -39,7 +41,7 @@ class PopenEnvironment {
 // Around fork.
 void ShellForkLock();
 void ShellForkUnlock(bool child);
-// In the child, whether it was locked or not.
+// In the child, whether the latch was held or not.
 void ShellForkChild();
 
 }  // namespace rcsock::posix

@@ -55,7 +55,8 @@ unsigned Towards(unsigned from, unsigned to, unsigned part) {
 }
 
 // How far a service is trusted to bring its lanes soon.  A hold in vain halves
-// the credit.  Without credit, more and more connections get no hold.
+// the credit.  Without credit, each loss leaves more connections without a
+// hold.
 struct Trust {
   unsigned skip;    // so many more get no hold; 16 bits
   unsigned lost;    // log2 of `skip` after the next loss
@@ -78,16 +79,16 @@ constexpr std::uint64_t kLeastHoldNs = 300'000;
 constexpr std::uint64_t kMostHoldNs = 1'000'000;
 constinit std::atomic<std::uint32_t> hold_mean_ns{250'000};
 
-// Log2 of the looks that a receiver has that takes nothing.  A receiver that
-// waits for its disk now and then is as slow over TCP.  In a program that talks
-// to itself, a receiver cannot read before its peer has written all, and only
+// Log2 of the looks that a receiver may take nothing in.  A receiver that waits
+// for its disk now and then is as slow over TCP.  In a program that talks to
+// itself, a receiver cannot read before its peer has written all, and only
 // needs room.
 constinit std::atomic<std::uint8_t> patiences[kPlaces];
 constexpr unsigned kMostPatience = 4;
 
-// What is known of streams that have gone back. kUntried: nothing, or it was in
-// vain.  kOfUse: it was of use.  Otherwise, in milliseconds, since when the
-// stream on trial has been gone.
+// What is known of streams that have gone back.  kUntried: nothing, or that
+// going back was in vain.  kOfUse: that it was of use.  Otherwise, in
+// milliseconds, since when the stream on trial has been gone.
 constexpr std::uint32_t kUntried = 0;
 constexpr std::uint32_t kOfUse = 1;
 constexpr std::uint32_t kTrialMs = 1000;

@@ -10,11 +10,9 @@
 namespace rcsock::posix {
 
 // What connections of a service come to, learnt from those that have ended in
-// this process.  It tells whether a lane pays for the next connection, and how
-// soon.
-//
-// Any thread may call this.  A learner may lose what another thread learns at
-// that moment.
+// this process.  It says whether a lane pays for the next connection, and how
+// soon.  Any thread may call this.  A learner may lose what another thread
+// learns at that moment.
 class Prospect {
  public:
   enum class Promise : std::uint8_t {
@@ -27,8 +25,8 @@ class Prospect {
   static std::uint16_t ServiceAt(const sockaddr* address, socklen_t length,
                                  stream::Role role);
   static Promise Of(std::uint16_t service);
-  // How long a send may wait for the lane of such a connection; 0: not at all.
-  // Asked once for each connection.  Held follows.
+  // How long a send may wait for the lane of a connection to this service; 0:
+  // not at all.  Asked once for each connection.  Held follows.
   static std::uint64_t HoldNs(std::uint16_t service);
   // The send waited for `ns`.  `vain`: no lane came.
   static void Held(std::uint16_t service, std::uint64_t ns, bool vain);
@@ -40,10 +38,11 @@ class Prospect {
   static int StarvedLooks(std::uint16_t service);
   // A stream went back.  `vain`: TCP was as full soon after.
   static void Starved(std::uint16_t service, bool vain);
-  // Whether a stream may go back at `now`.  It may not while another stream of
-  // the service has gone and its result is not known.  A process that waits for
-  // its disk reads no stream, and TCP would take megabytes of each.  Starved
-  // follows.  If it does not, the trial counts for a second.
+  // Returns whether a stream may go back at `now`.  It may not while another
+  // stream of the service has gone back and the result is not known.  A process
+  // that waits for its disk reads no stream, and TCP would take megabytes of
+  // each.  Starved follows.  If Starved does not follow, the trial counts for a
+  // second.
   static bool MayLeaveStarved(std::uint16_t service, std::uint64_t now_ns);
   // A connection has ended, after so much in both directions.
   static void Learn(std::uint16_t service, std::uint64_t bytes,

@@ -25,7 +25,8 @@ constexpr std::uint32_t kLeastOps = 32;
 // The least time between two, since each visits every promoted stream.
 constexpr std::uint64_t kBetweenEvictionsNs = 5'000'000;
 std::atomic<std::uint64_t> last_eviction_ns{0};
-// For a while after an eviction only streams of such a rate may take the place.
+// For a while after an eviction only streams of at least half the newcomer's
+// rate may take the place.
 constexpr std::uint64_t kAdmissionNs = 2'000'000'000;
 std::atomic<std::uint64_t> admission_until_ns{0};
 std::atomic<std::uint64_t> admission_rate{0};

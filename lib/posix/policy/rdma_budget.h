@@ -33,8 +33,8 @@ struct Activity {
   void Forget() { looks[0] = looks[1] = {}; }
 };
 
-// When a stream on a lane says that it is alive.  The latches of its stream
-// guard it.
+// When a stream on a lane has to show that it is alive.  The latches of its
+// stream guard the object.
 struct Heartbeat {
   std::uint64_t off = 0;  // tx_off at the last heartbeat
   std::uint64_t ns = 0;   // when that was
@@ -48,7 +48,7 @@ class RdmaBudget {
  public:
   // A stream is measured over this time at least.
   static constexpr std::uint64_t kSpanNs = 1'000'000'000;
-  // So many times hotter is a newcomer than the stream that goes for it.
+  // A newcomer must be this many times hotter than the stream that goes for it.
   static constexpr std::uint64_t kHotter = 4;
   // Returns what an idle lane pins: the block that the peer writes to, and the
   // mirror of the peer's block.
@@ -59,8 +59,9 @@ class RdmaBudget {
   // Returns whether a newcomer of this pace, which finds no room, may have
   // another stream evicted.
   static bool MayChallenge(const Pace& mine);
-  // After an eviction only streams of such a rate may take the place, for a
-  // while.
+  // For a while after an eviction only streams of at least half the newcomer's
+  // rate may take the place.  Contested returns whether that time lasts, and
+  // Admits whether a stream has that rate.
   static bool Contested(std::uint64_t now);
   static bool Admits(const Pace& mine);
 

@@ -6,10 +6,10 @@
 
 namespace rcsock::posix {
 
-// Whose a connection is, of which a child of fork has a copy that the child has
-// not used yet.  The word lies in memory that the processes share.  The owner
-// is the process whose engine may have the stream.  Any thread of these
-// processes may call any method.
+// Which process owns a connection of which a child of fork has a copy that the
+// child has not used yet.  The word lies in memory that the processes share.
+// The owner is the process whose engine may have the stream.  Any thread of
+// these processes may call any method.
 //
 // Order: each method is sequentially consistent.  The owner keeps the word, and
 // then asks whether it is the only holder.  A child counts itself as a holder,
@@ -51,7 +51,7 @@ class ClaimOn {
     }
     return false;
   }
-  // By a holder that is counted.  Returns what the word is now.
+  // By a holder that is counted.  Returns the present state of the word.
   std::uint32_t Ask() {
     std::uint32_t now = kOwners;
     return word.compare_exchange_strong(now, kAsked) ? kAsked : now;

@@ -25,8 +25,8 @@ void BeginFork() {
   ++tls_forks_under_way;
   forks_under_way.fetch_add(1);
   // TryAdopt sets the mode of a stream, fences, and asks whether a fork is
-  // under way.  The code behind this fence asks for the modes.  One of the two
-  // sees the other.
+  // under way.  The forking thread counts its fork, fences, and then asks for
+  // the modes.  One of the two sees the other.
   base::FullFence();
 }
 
@@ -53,7 +53,8 @@ void EndForks() {
 }
 
 void ForksForkChild() {
-  // This thread may have a fork that a handler has interrupted to fork.
+  // A handler of this thread may have interrupted a fork of this thread, and
+  // forked too.
   forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
 }
 

@@ -49,8 +49,9 @@ Holding* MakeTable() {
 }  // namespace
 
 void Holding::Less(std::uint32_t what) {
-  // release: a sole holder sees what was told before.  Without a mark the place
-  // is free by that.  With a mark no process can take it yet.
+  // release: a sole holder sees the offsets that this holder has added.  If
+  // there is no mark, the subtraction frees the place.  If there is a mark, no
+  // process can take the place yet.
   const std::uint32_t before = count.fetch_sub(what, std::memory_order_acq_rel);
   if (before != what && (before & ~kMarks) == what) {
     count.store(0, std::memory_order_release);

@@ -8,17 +8,17 @@
 
 namespace rcsock::posix {
 
-// What the processes that hold one connection know together: how many they are,
-// and how far those that have left had brought the connection.  A family of
-// processes has one table, in memory that fork shares and exec can pass on.
+// What the processes that hold one connection know together: how many holders
+// there are, and how far those that have left had brought the connection.  A
+// family of processes has one table, in memory that fork shares and exec can
+// pass on.
+//
 // Any thread of these processes may read and write a Holding: all is atomic.
 //
-// A holder counts the bytes that it moves, and tells them here later.  So the
-// offset of the connection is what is told here, and what each holder has not
-// told.  A sole holder knows the offset.
-//
-// A process that dies without a word leaves its count.  Then no process is
-// alone any more, and the connection stays on TCP.
+// A holder counts the bytes that it moves, and adds them here later.  So the
+// offset of the connection is the sum here, plus what each holder has not
+// added.  A sole holder knows the offset.  A process that is killed leaves its
+// count.  Then no process is alone any more, and the connection stays on TCP.
 struct Holding {
   // Bit 31: a holder has done to the connection what no lane can follow.
   static constexpr std::uint32_t kSpoilt = 1u << 31;
@@ -63,7 +63,7 @@ struct Holding {
   // Counts one more hidden copy.  Returns false, and counts none, if there are
   // too many, or if no process has the connection any more.
   bool Hide();
-  // Returns false if Hide() could fail for want of room soon: threads may fork
+  // Returns false if Hide() could soon fail for lack of room: threads may fork
   // at once.
   bool MayHideMore() const {
     return (count.load() & kHidden) / kOneHidden < kMostHidden - 64;

@@ -31,8 +31,8 @@ constexpr std::uint64_t kShares = kBase + 6 * kWidth;
 constexpr std::uint64_t kEnd = kBase + 7 * kWidth;
 // A drift of none is in the middle of its part.
 constexpr std::int64_t kNoDrift = std::int64_t{1} << 55;
-// A flight of a socket, or a share of a process, is a number of so many bits
-// behind that socket or process.
+// A flight of a socket, or a share of a process, is a number of this many bits
+// behind the number of that socket or process.
 constexpr int kTagBits = 24;
 constexpr std::uint64_t kTags = std::uint64_t{1} << kTagBits;
 
@@ -58,7 +58,7 @@ class Turn {
       : fd_(fd), owner_(owners[SocketInode(fd) % kOwners]) {
     const long self = OwnPid();
     for (;;) {
-      // A thread of the parent may have had it at a fork.
+      // A thread of the parent may have had the turn at a fork.
       long before = owner_.load(std::memory_order_relaxed);
       mine_ = before != self && owner_.compare_exchange_strong(before, self);
       if (mine_ || base::NowNs() >= until_ns) break;

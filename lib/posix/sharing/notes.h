@@ -7,18 +7,18 @@ namespace rcsock::posix {
 
 // What rcsock's processes tell each other of a connection that is passed by
 // SCM_RIGHTS.  The notes stand on the open file itself.  So every process that
-// gets the connection has them, and no other process can read or write them.
+// gets the connection has the notes, and no other process can read or write
+// them.
 //
 // A note is a lock of the open file description (F_OFD_SETLK) on one byte, far
-// above any that a program would lock.  The byte's place is the value.  The
-// kernel keeps such a lock until the last descriptor of the file is closed.
-// F_GETLK finds it from each process that has the file.
-//
-// A filter or a kernel may refuse locks on sockets.  Then every write fails,
-// and the connection stays on TCP.
+// above any byte that a program would lock.  The byte's place is the value.
+// The kernel keeps the lock until the last descriptor of the file is closed.
+// F_GETLK finds it from each process that has the file.  A filter or a kernel
+// may refuse locks on sockets.  Then every write fails, and the connection
+// stays on TCP.
 class Notes {
  public:
-  // If a call needs a turn, it waits for it until `until_ns`; 0: for
+  // If a call needs a turn, it waits for the turn until `until_ns`; 0: for
   // kPatienceNs.
   explicit Notes(int fd, std::uint64_t until_ns = 0)
       : fd_(fd), until_ns_(until_ns) {}
@@ -54,9 +54,10 @@ class Notes {
   // that socket.
   bool AddFlight(std::uint64_t to, std::uint32_t tag) const;
   void DropFlight(std::uint64_t to, std::uint32_t tag) const;
-  // A message has been taken at that socket, and becomes a share.  With `peek`
-  // the message stays, and the share is added.  0: no such message is noted, so
-  // the sender of the connection is not known.
+  // Called when a message has been taken from the socket `to`.  The flight that
+  // was noted for the message becomes a share.  With `peek` the flight stays,
+  // and the share is added.  Returns 0 if no flight is noted for the socket:
+  // then the sender of the connection is not known.
   std::uint64_t Arrive(std::uint64_t to, bool peek) const;
 
   // A number that tells messages from each other.

@@ -159,10 +159,10 @@ std::size_t Unread::Take(const iovec* iov, int count, std::size_t total,
 }
 
 std::uint64_t SocketInode(int fd) {
-  // fstat by the raw call gives the kernel's own answer, and not an
-  // interposer's, such as fakeroot's.  And TSan takes a look by number for a
-  // use of what a close ends.  A caller without a latch asks afterwards whether
-  // the number was still the stream's.
+  // The raw fstat gives the kernel's own answer, not that of an interposer such
+  // as fakeroot.  And TSan takes a look by number for a use of what a close
+  // ends.  A caller without a latch asks afterwards whether the number was
+  // still the stream's.
   struct stat status {};
   if (fd < 0 || ::syscall(SYS_fstat, fd, &status) != 0 ||
       !S_ISSOCK(status.st_mode)) {

@@ -43,7 +43,7 @@ class Unread {
 
   bool open() const { return map_ != nullptr; }
   std::uint64_t socket() const { return socket_; }
-  // -1: no descriptor could be spared, and only fork can share it.
+  // -1: no descriptor was free, and only fork can share the object.
   int fd() const { return fd_.get(); }
   std::size_t size() const;
   std::uint64_t came_ns() const;
@@ -66,8 +66,8 @@ class Unread {
   base::UniqueFd fd_;
 };
 
-// How many streams of this process have unread bytes.  It is almost always 0,
-// and then the calls that wait ask nothing more.
+// How many streams of this process have unread bytes.  The count is almost
+// always 0, and then the calls that wait ask nothing more.
 extern std::atomic<int> unread_streams;
 inline bool AnyUnread() {
   return __builtin_expect(unread_streams.load(std::memory_order_relaxed) != 0,

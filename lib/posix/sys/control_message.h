@@ -33,7 +33,7 @@ class ControlMessages {
     header.cmsg_type = type;
     auto* to =
         static_cast<char*>(message_->msg_control) + message_->msg_controllen;
-    // As in the kernel, a message that cannot be stored is not told.
+    // As in the kernel, a message that cannot be stored is left out.
     if (!base::TryPut(to, &header, sizeof header) ||
         !base::TryPut(to + sizeof header, data, length - sizeof header)) {
       return;

@@ -12,7 +12,7 @@ enum class Face : std::uint8_t {
   kPreload,  // every call of the process comes through the hooks
   kLibrary,  // calls that the program makes by rcsock's names
   kBehind,   // as kLibrary, but another copy of rcsock is interposed and does
-             // the work: nothing is followed here
+             // the work: this copy follows nothing
 };
 
 // Returns the face that InitProcess has set; kPreload before.

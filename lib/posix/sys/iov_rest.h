@@ -18,7 +18,7 @@ class IovRest {
   void Skip(std::size_t skip) {
     if (skip > 0) Limit(skip, ~std::size_t{0});
   }
-  // Takes no more than `most` bytes from `skip` on.
+  // Takes at most `most` bytes, from `skip` on.
   void Limit(std::size_t skip, std::size_t most) {
     first_ = true;
     local_count_ = 0;

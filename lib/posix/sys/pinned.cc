@@ -16,7 +16,7 @@ base::Reason ProcessPinned() {
 }
 
 void MarkPinned(base::Reason reason) {
-  // seq_cst: a thread that makes a stream eligible looks at this after.
+  // seq_cst: a thread that makes a stream eligible looks at this afterwards.
   auto none = base::Reason::kNone;
   process_pinned.compare_exchange_strong(none, reason);
 }

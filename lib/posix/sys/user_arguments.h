@@ -10,7 +10,7 @@
 
 #include "lib/base/guard.h"
 
-// What a program may pass that the kernel would refuse, or take for something
+// Arguments of a program that the kernel would refuse, or take for something
 // else.
 namespace rcsock::posix {
 

@@ -14,7 +14,7 @@ namespace {
 using lane::kBells;
 
 constexpr int kFirst = lane::shm::kSetBells;
-// If descriptors are scarce, so many bells and no more.
+// If descriptors are scarce, this many bells and no more.
 constexpr int kLeast = 6;
 
 constinit std::atomic<int> holders[kBells] = {};

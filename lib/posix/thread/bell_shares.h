@@ -6,15 +6,15 @@
 namespace rcsock::posix {
 
 // The bell on which every poll() and select() of the process sleeps, beside the
-// bells that its streams ring.  It tells of what happens to a stream in this
-// process, and rings for the lanes to other hosts.
+// bells that its streams ring.  The bell rings when something happens to a
+// stream in this process, and for the lanes to other hosts.
 constexpr int kPollBell = 1;
 
 // Chooses the bell of an epoll set, or of a thread that polls: a free bell if
 // there is any, else the bell with the fewest holders.  Sets take from the
 // first bells up, and threads from the last bells down.  A bell that is given
-// back is taken again.  So no more are made than are needed at a time.  Each
-// costs a descriptor here, and one in each peer's process.
+// back is taken again.  So the process makes no more bells than it needs at a
+// time.  Each costs a descriptor here, and one in each peer's process.
 //
 // Any thread may call these, also in a handler.  None waits.
 int TakeBell(bool thread);
@@ -22,10 +22,11 @@ void GiveBell(int bell);
 // In a child of fork, where no bell has a holder.
 void ForgetBells();
 
-// The bell that tells this thread's lanes from other threads' when they are
-// bound to a completion queue (rdma).  It is free if there is any such bell,
-// from the last bell down, and is kept until the thread ends.  No sender rings
-// it for that, and TakeBell does not count it.
+// Returns the bell that distinguishes the lanes of this thread from those of
+// other threads, where lanes are bound to a completion queue (rdma).  Takes a
+// free bell if there is one, from the last bell down.  The thread keeps the
+// bell until it ends.  No sender rings the bell for such a lane, and TakeBell
+// does not count it.
 int QueueOfThread();
 void GiveQueueOfThread();
 

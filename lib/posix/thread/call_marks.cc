@@ -23,7 +23,7 @@ RCSOCK_START_DATA constinit std::atomic<bool> possible{false};
 RCSOCK_START_DATA constinit pthread_key_t key = 0;  // written before `possible`
 
 // A later call at the end of this thread takes marks again, and libc calls this
-// again, but not for ever.  After the last time they stay taken.
+// again, but not for ever.  The marks of the last call stay taken.
 void ThreadEnds(void* own) {
   GiveQueueOfThread();
   auto* calls = static_cast<ThreadCalls*>(own);
@@ -56,7 +56,7 @@ ThreadCalls* Take() {
   return calls;
 }
 
-// No handler runs meanwhile, since it could come here, too.
+// No handler runs meanwhile: a handler could come here, too.
 ThreadCalls* Begin() {
   Critical critical;
   given.store(true, std::memory_order_seq_cst);

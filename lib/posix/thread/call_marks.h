@@ -8,26 +8,28 @@
 namespace rcsock::posix {
 
 // Which streams the threads of this process are in the kernel with (I-MARK-1).
-// Each thread has marks of its own.  It writes a stream there before such a
-// call and null after it, by plain stores.  A thread that must know that no
-// call is inside fences for all threads (FenceCalls), then looks at their marks
-// (CallIn).
+// Each thread has marks of its own.  It writes a stream there before a call in
+// the kernel and null after it, by plain stores.  A thread that must know that
+// no call is inside fences for all threads (FenceCalls), then looks at their
+// marks (CallIn).
 //
 // The argument is Dekker's.  A call stores its mark, then looks at what forbids
 // it (Sock::mode_, the table).  The forbidding thread stores that, fences, then
 // looks at marks.  Its fence, membarrier's, falls into the calling thread
 // either before its store or after.  If before, the call sees what the
-// forbidding thread stored.  If after, the forbidding thread sees the mark.
-// The end of a call is alike: it clears its mark, then asks LaneState::Wanted,
-// which was set before the fence.
+// forbidding thread stored.  If after, the forbidding thread sees the mark.  At
+// its end a call clears its mark, then asks LaneState::Wanted, which was set
+// before the fence.  The argument is the same.
 //
-// Marks are their thread's own, as errno is.  If two threads share thread-local
+// A mark is its thread's own, as errno is.  If two threads share thread-local
 // storage (clone() without CLONE_SETTLS), either could clear the other's marks.
 // So no stream is adopted any more then (hook::BeforeClone).  A child of vfork
-// uses the marks of its parent's thread, which is stopped meanwhile.  If a
-// thread is in more calls than it has marks, locked additions count it
-// (PlainCalls).  This happens for handlers within handlers.  It also happens
-// after handlers have jumped out of calls, whose marks stay for good.
+// uses the marks of its parent's thread, which is stopped meanwhile.
+//
+// If a thread is in more calls than it has marks, locked additions count the
+// rest (PlainCalls).  This happens for handlers within handlers.  It also
+// happens after handlers have jumped out of calls: the marks of these calls
+// stay for good.
 using CallMark = std::atomic<const void*>;
 
 struct alignas(64) ThreadCalls {

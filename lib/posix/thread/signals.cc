@@ -66,15 +66,16 @@ bool Synchronous(int number, const siginfo_t* info) {
 void QueueAgain(int number, siginfo_t info) {
   const long pid = ::syscall(SYS_getpid);
   const long tid = ::syscall(SYS_gettid);
-  // The kernel refuses to forge some codes.  Those go by a plain tgkill.
+  // The kernel refuses to forge some codes.  Signals with these go by a plain
+  // tgkill.
   if (::syscall(SYS_rt_tgsigqueueinfo, pid, tid, number, &info) != 0) {
     ::syscall(SYS_tgkill, pid, tid, number);
   }
 }
 
-// Puts a signal off.  False: no room.  Other handlers may interrupt this
-// anywhere.  Of several that come at once, the handler with the lowest frame
-// runs last.
+// Puts a signal off.  Returns false if there is no room.  Other handlers may
+// interrupt this anywhere.  Of several that come at once, the handler with the
+// lowest frame runs last.
 bool Defer(int number, const siginfo_t* info, void* context) {
   ThreadSignals& self = tls_signals;
   // The mask that the interrupted code goes on with: the kernel's word, 8
@@ -84,8 +85,9 @@ bool Defer(int number, const siginfo_t* info, void* context) {
   std::uint64_t mask;
   std::memcpy(&mask, word, sizeof mask);
   const bool blocked = (~mask & kPutOff) == 0;
-  // With all signals blocked, only signals come that are faults elsewhere, and
-  // that a process has sent.  The kernel, too, keeps one of each of these.
+  // If all signals are blocked, only those still come that are faults
+  // elsewhere, and that a process has sent here.  The kernel, too, keeps one of
+  // each of these.
   for (std::uint32_t i = 0; blocked && i < self.pending; ++i) {
     if (self.deferred[i].number == number) return true;
   }
@@ -118,13 +120,13 @@ bool Defer(int number, const siginfo_t* info, void* context) {
 
 // rcsock itself obeys SA_RESETHAND: the kernel would remove the wrapper when a
 // signal is merely put off.  Returns the handler to run, or null if another
-// thread was first.
+// thread has taken it.
 void* TakeOnce(int number, int* flags);
 // With the latch held.
 void HideHandler(int number);
 
-// A pointer of the program's for which the kernel would report EFAULT.  The
-// program's handlers do not run for it, as in the kernel.  A handler that
+// A pointer of the program's for which the kernel would report EFAULT.  As in
+// the kernel, the program's handlers do not run for it.  A handler that
 // unprotects pages on a fault must do so before a call, with rcsock or without
 // it.
 bool Guarded(int number) { return number == SIGSEGV || number == SIGBUS; }
@@ -156,7 +158,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   if ((flags & SA_RESTART) == 0) self.interrupts = self.interrupts + 1;
   if (auto* word = self.word) word->fetch_add(1, std::memory_order_relaxed);
   if (auto* lane = self.lane) lane->WakeLocal();
-  // In a critical section this is a fault, and no sleep.
+  // Within a critical section the signal is a fault, and interrupts no sleep.
   if (self.in_place != nullptr && self.depth == 0)
     signal_users.take_back_memory.load(std::memory_order_relaxed)();
   CountedWait wait;
@@ -170,7 +172,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   self.handler = __builtin_frame_address(0);
   // All handlers get three arguments, also those without SA_SIGINFO.  The
   // kernel passes them, and programs use them.  And if another handler has just
-  // taken its place, `flags` may belong to that handler.
+  // been installed, `flags` may belong to that handler.
   if (handler != nullptr) {
     const base::OutsidePost outside_post;
     reinterpret_cast<void (*)(int, siginfo_t*, void*)>(handler)(number, info,
@@ -228,8 +230,8 @@ bool IsWrapper(const struct sigaction& action) {
 
 // Stands in for the default action of SIGSEGV and SIGBUS.  A signal that it
 // does not fix meets the default action, as seen from outside.  A fault faults
-// again in that place, and dumps its core.  A sent signal is sent again.  This
-// writes nothing in memory, which may be a parent's (vfork).
+// again in the place where it came, and dumps its core.  A sent signal is sent
+// again.  This writes nothing in memory, which may be a parent's (vfork).
 void DefaultFault(int number, siginfo_t* info, void* context) {
   if (Fixed(number, info, context)) return;
   const int saved = errno;
@@ -271,8 +273,9 @@ struct sigaction& DefaultOf(int number) {
   return defaults[number == SIGBUS ? 1 : number == SIGPIPE ? 2 : 0];
 }
 
-// Replaces the default action, where it is in force.  A program that ignores a
-// fault, or has an unknown handler, keeps that, and ends by it.
+// Replaces the default action, where that is in force.  If a program ignores a
+// fault, or has an unknown handler, rcsock leaves that as it is, and the
+// program ends by the fault.
 void GuardDefault(int number) {
   struct sigaction now {};
   if (real::sigaction(number, nullptr, &now) != 0 ||
@@ -281,12 +284,13 @@ void GuardDefault(int number) {
   }
   struct sigaction ours {};
   ours.sa_sigaction = number == SIGPIPE ? &DefaultPipe : &DefaultFault;
-  // On the other stack, if there is any, since this stack may be at its end.
-  // If there is none, the kernel ends the program, as by default.
+  // The handler runs on the other stack, if there is any, since this stack may
+  // be at its end.  If there is none, the kernel ends the program, as by
+  // default.
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   // No handler may see it half done.
   ::sigfillset(&ours.sa_mask);
-  // Stored first: a program that asks for its handler gets what is here.
+  // Stored first: a program that asks for its handler gets this.
   DefaultOf(number) = now;
   real::sigaction(number, &ours, nullptr);
 }
@@ -441,8 +445,8 @@ void GuardFaults() {
 #endif
 }
 
-// A child of vfork shares the memory that would say that this is done, but has
-// handlers of its own.
+// A child of vfork shares the memory that would record this, but has handlers
+// of its own.
 void GuardFaultsEarly() {
   if (OwnFace() != Face::kPreload || InBorrowedMemory()) return;
   const int saved = errno;

@@ -23,11 +23,12 @@ struct CountedWait {
 // What a signal handler must know of the thread that it interrupts.  The thread
 // itself and its handlers alone use it.
 //
-// The kernel ends a sleeping call with EINTR, but a spin would not notice.  And
-// a handler that runs while its thread holds a latch could call back into that
-// stream, or longjmp away with the latch held.  So sigaction wraps handlers.
-// Within a critical section the signal is put off until the section's end.
-// Otherwise it is counted, and a sleep that is about to begin is called off.
+// The kernel ends a sleeping call with EINTR, but a spin would not notice a
+// signal.  And a handler that runs while its thread holds a latch could call
+// back into that stream, or longjmp away with the latch held.  So sigaction
+// wraps handlers.  Within a critical section the wrapper puts the signal off
+// until the section's end.  Otherwise it counts the signal, and calls off a
+// sleep that is about to begin.
 struct ThreadSignals {
   volatile std::uint32_t depth = 0;       // critical sections entered
   volatile std::uint32_t pending = 0;     // signals put off
@@ -43,24 +44,25 @@ struct ThreadSignals {
   // here.
   std::atomic<int>* volatile counted = nullptr;
   const void* volatile frame = nullptr;
-  // The counts of a wait on an epoll set.  They are taken back before a handler
-  // runs, which may jump away, and told anew when it returns.  What a wait
-  // finds here at its start was left by some other jump.
+  // The counts of a wait on an epoll set.  A handler may jump away.  So the
+  // counts are taken back before a handler runs, and added again when the
+  // handler returns.  Counts that a wait finds here at its start are of a wait
+  // that a handler has jumped out of.
   CountedWait wait;
-  // The RecvInPlace of a call into whose memory the peer may write.  It is
-  // ended before a handler runs, which may jump out of the call.
+  // The RecvInPlace of a call into whose memory the peer may write.  The
+  // wrapper ends it before a handler runs, which may jump out of the call.
   void* volatile in_place = nullptr;
   // The frame that has called the innermost handler.
   const void* volatile handler = nullptr;
-  // Sleeps that have begun and not ended.  If a handler sleeps, this is more
-  // than one.  After a handler has jumped out of sleeps, it is too high for a
-  // while.
+  // Sleeps that have begun and not ended.  If a handler sleeps, the count is
+  // more than one.  After a handler has jumped out of sleeps, it is too high
+  // for a while.
   volatile std::uint32_t asleep = 0;
   // The forks that this thread is the child of.  If a handler forked within a
   // sleep, the sleep's count is the parent's.
   volatile std::uint32_t forks = 0;
-  // More would take more of the static TLS that libc keeps for libraries loaded
-  // late: 1,664 bytes.
+  // A longer list would take more of the static TLS that libc keeps for
+  // libraries loaded late: 1,664 bytes.
   static constexpr std::uint32_t kMostDeferred = 6;
   struct Deferred {
     int number;
@@ -69,8 +71,8 @@ struct ThreadSignals {
   // The list is all but full.  Every other signal is blocked until these are
   // delivered, and the kernel keeps them.
   volatile bool blocking = false;
-  // This thread's calls may receive in registered memory (RecvRegistered).  A
-  // handler begins without that, since it may jump away.
+  // The calls of this thread may receive in registered memory (RecvRegistered).
+  // A handler begins with false, since it may jump away.
   bool registered = false;
   // What `any` was at the start of a call that sends part after part.  Set
   // while it sends a later part (Sock::kLater).
@@ -84,7 +86,7 @@ extern thread_local constinit ThreadSignals tls_signals
     __attribute__((tls_model("initial-exec")));
 
 // Functions of the rooms above, which this room does not call by name.  A room
-// stores its own before there is anything for them to do, so the calls before
+// stores its own functions before they have anything to do, so the calls before
 // main are served, too.  They do not change after.
 struct SignalUsers {
   // Takes back the counts of tls_signals.wait, and leaves it empty.
@@ -98,14 +100,14 @@ struct SignalUsers {
   // stores them.  The program leaves `number` to its default action, and the
   // kernel knows that.
   std::atomic<void (*)(int number)> hide_default{nullptr};
-  // Changes what the kernel said of `number` into what the program is to see.
+  // Changes what the kernel says of `number` into what the program is to see.
   std::atomic<void (*)(int number, struct sigaction* action)> show_default{
       nullptr};
 };
 extern constinit SignalUsers signal_users;
 
 // A later part of a call that sends by parts.  `signals` is what `any` was at
-// the start.  A handler that makes such a call itself restores the value.  A
+// the start.  A handler that sends by parts itself restores the value.  A
 // handler that jumps out leaves a value that every call sets before it looks.
 class LaterPart {
  public:
@@ -120,21 +122,21 @@ class LaterPart {
   const std::uint32_t before_;
 };
 
-// Queues what was put off to this thread again.  Its handlers run before this
-// returns.
+// Queues the signals that were put off to this thread again.  Their handlers
+// run before this returns.
 void DeliverDeferred();
 
 // Takes the place of a count of sleepers that is the parent's.  No thread reads
-// it.
+// this count.
 inline constinit std::atomic<int> parents_sleepers{0};
 
-// Undoes what is left of a sleep that a handler jumped out of.  `here` is an
+// Undoes what a sleep has left that a handler jumped out of.  `here` is an
 // address in the caller's frame.  A handler that runs during the sleep is
-// further down the stack, and must not undo it.
+// further down the stack, and must not undo that sleep.
 [[gnu::access(none, 1)]] void UndoSleep(const void* here);
 
-// The count of one sleep.  The caller has raised it.  The end takes it back, on
-// cancellation too.
+// The count of one sleep, which the caller has raised.  The destructor lowers
+// it, on cancellation too.
 class CountedSleep {
  public:
   explicit CountedSleep(std::atomic<int>* count)
@@ -205,7 +207,8 @@ class OutsideCritical {
   OutsideCritical& operator=(const OutsideCritical&) = delete;
 };
 
-// Whether a handler, which may have interrupted malloc, called the caller.
+// Returns whether a handler called the caller.  The handler may have
+// interrupted malloc.
 bool InHandler();
 
 inline bool SignalsPending() { return tls_signals.pending != 0; }
@@ -243,7 +246,7 @@ int HookedSiginterrupt(int number, bool interrupt);
 // Around fork.  Lock begins a critical section, and Unlock ends it.
 void SignalsForkLock();
 void SignalsForkUnlock(bool child);
-// In the child, whether it was locked or not.
+// In the child, whether the latch was held or not.
 void SignalsForkChild();
 
 }  // namespace rcsock::posix

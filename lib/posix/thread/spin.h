@@ -45,8 +45,8 @@ class Spinner {
       tls_spin.account.Quick(1);
     }
   }
-  // For a caller whose look is long: it makes no turns but those that the
-  // budget allows.
+  // For a caller whose look is long: it makes only the turns that the budget
+  // allows.
   struct LongLooks {};
   explicit Spinner(LongLooks) : turns_(kQuickTurns) {}
   void RestartForLongLooks() {
@@ -56,16 +56,17 @@ class Spinner {
   // The turns that a wait may make without the clock, before it spins or
   // sleeps.
   static int QuickTurns() { return tls_spin.us > 2 ? 2 * kQuickTurns : 0; }
-  // One turn.  False: the time is up, or a signal waits, or another thread
-  // wants this CPU, perhaps of the very process that is waited for.
+  // One turn.  Returns false if the time is up, if a signal waits, or if
+  // another thread wants this CPU.  That thread may belong to the process that
+  // the spinner waits for.
   bool Go() {
     return Go([] { ::sched_yield(); });
   }
   // Go() with another way to yield.
   template <class Yield>
   bool Go(Yield&& yield) {
-    // An answer within a microsecond needs neither the clock nor `pause`, which
-    // takes 140 cycles on some processors.
+    // An answer within a microsecond needs no clock and no `pause`, which takes
+    // 140 cycles on some processors.
     if (++turns_ < kQuickTurns && (turns_ < kFewTurns || tls_spin.us > 2)) {
       return true;
     }

@@ -12,10 +12,10 @@
 
 namespace rcsock::posix {
 
-// A call's signal mask.  The kernel puts it in force only together with the
-// wait, and takes it back with the wait.  So a signal that it lets through ends
-// the wait, or is not delivered.  Meanwhile the signals that it blocks are
-// blocked.
+// A call's signal mask.  The kernel puts the mask in force only together with
+// the wait, and takes it back with the wait.  So a signal that the mask lets
+// through ends the wait, or is not delivered.  Meanwhile the signals that it
+// blocks are blocked.
 class WaitMask {
  public:
   explicit WaitMask(const sigset_t* mask) : mask_(mask) {}
@@ -31,14 +31,16 @@ class WaitMask {
   const sigset_t* get() const { return mask_; }
   // Whether its signals are blocked.
   bool InForce() const { return mask_ == nullptr || blocked_; }
-  // Blocks the mask's signals.  Not before the first look, which needs no
-  // system call if it finds something.  True: they are blocked from now on, and
-  // what interrupted the thread before came before the wait.
+  // Blocks the mask's signals.  Call it after the first look, which needs no
+  // system call if it finds something.  If it returns true, the signals are
+  // blocked from now on, and what interrupted the thread before came before the
+  // wait.
   bool Block() {
     if (mask_ == nullptr || blocked_) return false;
-    // Only the kernel's word, which the caller has looked at.  Faults stay
-    // unblocked: if the program has no room for what is ready, that is EFAULT
-    // (base/guard.h), which a blocked fault would not become.
+    // Has only the one word that the kernel reads, which the caller has
+    // checked.  Faults stay unblocked.  If the program has no room for what is
+    // ready, the fault becomes EFAULT (base/guard.h).  With the fault blocked,
+    // the kernel would end the process.
     sigset_t mask;
     ::sigemptyset(&mask);
     std::memcpy(&mask, mask_, sizeof(std::uint64_t));

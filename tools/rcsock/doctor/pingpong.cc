@@ -110,7 +110,7 @@ class PingPong {
     if (bad.empty()) bad = Complete(&server_, IBV_WC_RECV);
     if (bad.empty()) bad = Same();
     if (!bad.empty()) return bad;
-    // And back.
+    // The other way.
     bad = PostRecv(&client_);
     Fill(&server_, 2);
     if (bad.empty()) bad = Post(&server_, IBV_WR_SEND);

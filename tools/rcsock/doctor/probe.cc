@@ -1,5 +1,5 @@
 // The two ends of a connection that is made to see whether it gets a lane.
-// They run under the preload, so they find what any program would find.
+// Both ends run under the preload, so they find what any program would find.
 
 #include "tools/rcsock/doctor/probe.h"
 

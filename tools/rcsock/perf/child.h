@@ -13,8 +13,8 @@
 namespace rcsock::perf {
 
 // A process that measures: this program again, under the preload if the
-// transport wants it.  It is told by lines of JSON on its stdin, and tells on
-// its stdout.  It does not outlive this process.
+// transport wants it.  It reads lines of JSON from its stdin, and writes lines
+// to its stdout.  It does not outlive this process.
 class Child {
  public:
   explicit Child(const Spec& spec);

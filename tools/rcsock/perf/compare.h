@@ -19,11 +19,11 @@ struct Row {
   Transport transport = Transport::kTcp;
   std::vector<Outcome> runs;
   std::string failed;  // why there is no figure; "": there is one
-  std::string plain;   // the same in words for people
+  std::string plain;   // `failed`, in words for people
 
-  // The median figure, and the run that has it.  Of an even number, Median
-  // returns the worse run of the two in the middle, whose figure is not the
-  // median.
+  // MedianFigure returns the median figure, and Median the run that has it.  Of
+  // an even number of runs, Median returns the worse of the two in the middle,
+  // whose figure is not the median.
   double MedianFigure() const;
   const Outcome& Median() const;
   // The smallest and the largest figure.

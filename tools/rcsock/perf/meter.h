@@ -18,7 +18,7 @@
 
 namespace rcsock::perf {
 
-// What a measuring process is told first.
+// The first line that a measuring process gets.
 struct Job {
   Spec spec;
   bool server = false;

@@ -70,7 +70,7 @@ void SetNonBlocking(int fd);
 // Sets how long a blocking send, receive or connect may take.  0: for ever.
 void SetTimeout(int fd, double seconds);
 
-// These two are for blocking sockets.
+// SendAll and ReceiveAll are for blocking sockets.
 void SendAll(int fd, const void* data, std::size_t size);
 // Returns false if the stream ends before the first byte.  Throws if it ends
 // later.

@@ -27,7 +27,7 @@ bool FromName(const std::string& name, Transport* transport);
 // Returns true if the measuring processes run under the preload.
 bool UnderRcsock(Transport transport);
 
-// One run, as both ends are told.
+// One run, as both ends get it.
 struct Spec {
   Mode mode = Mode::kStream;
   Transport transport = Transport::kAuto;

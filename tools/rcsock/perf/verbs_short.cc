@@ -1,7 +1,7 @@
 // Short connections over raw verbs.  Each is made by rdma_cm, carries one round
-// trip and ends.  The round trip uses SEND and RECV, so neither end has to
-// learn an address first.  As with sockets, -P N threads at each end make and
-// take connections.
+// trip and ends.  The round trip uses SEND and RECV, so no end has to learn an
+// address first.  As with sockets, -P N threads at each end make and take
+// connections.
 
 #include <poll.h>
 #include <rdma/rdma_cma.h>

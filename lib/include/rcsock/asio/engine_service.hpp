@@ -175,8 +175,8 @@ class engine_service
     finish(cancelled);
   }
 
-  // The initiating function's part. It tries at once, unless other operations
-  // wait already. The handler runs later in any case.
+  // The initiating function's part. Tries at once, unless other operations wait
+  // already. The handler runs later in any case.
   void start(descriptor* d, int which, reactor_op* op) {
     scheduler_.work_started();
     mutex::scoped_lock own(d->lock);
