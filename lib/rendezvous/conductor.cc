@@ -12,6 +12,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/base/pin_count.h"
+#include "lib/base/short_slice.h"
 #include "lib/base/unique_fd.h"
 #include "lib/base/unwinder.h"
 #include "lib/lane/rdma/user_memory.h"
@@ -45,6 +46,9 @@ constexpr std::size_t kStackSize = 1 << 20;
 
 void* ThreadMain(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock");
+  // Streams wait for its turns while they change to a lane, and each turn is
+  // short.
+  base::AskForShortSlice();
   tls_core = static_cast<Core*>(argument);
   tls_core->Run();
   return nullptr;

@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/identity.h"
 #include "lib/base/internal.h"
@@ -156,7 +157,7 @@ void Core::TearDown() {
   Tasks tasks;
   Handler handler;
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     accepting_ = false;
     for (auto& [seeker, session] : seekers_) sessions.push_back(session);
     handler = std::move(handler_);
@@ -197,7 +198,7 @@ void Core::NoteAsioFds() {
 }
 
 void Core::RequestStop() {
-  base::LatchGuard lock(table_latch_);
+  base::ProcessLatchGuard lock(table_latch_);
   if (accepting_) io.stop();
 }
 
@@ -221,7 +222,7 @@ void Core::Abandon(bool asleep) {
   {
     // Another thread of the parent may have held this latch.
     table_latch_.Reset();
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     abandoned_ = true;
   }
   if (rdma_ != nullptr) rdma_->CloseInherited();
@@ -276,7 +277,7 @@ bool Core::DrainBell() {
   step.AssertHeld();
   Handler handler;
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     handler = handler_;
   }
   lane::Completion completions[kCompletionBatch];
@@ -296,11 +297,36 @@ bool Core::DrainBell() {
   return false;
 }
 
-// From its adoption until it has its lane, a stream gets news by the conductor
+std::uint64_t Core::Hurry() {
+  // As long as the steps of a switch take on a busy machine.
+  constexpr std::uint64_t kHurryNs = 20'000'000;
+  const std::uint64_t until = base::NowNs() + kHurryNs;
+  hurry_until_ns_.store(until, std::memory_order_relaxed);
+  return until;
+}
+
+void Core::LookAtHurried() {
+  step.AssertHeld();
+  const std::uint64_t until = hurry_until_ns_.load(std::memory_order_relaxed);
+  if (until == 0) return;
+  const std::uint64_t now = base::NowNs();
+  if (now >= until) hurry_until_ns_.store(0, std::memory_order_relaxed);
+  // A packet may end a link.
+  std::vector<std::shared_ptr<PeerLink>> hurried;
+  for (const auto& link : links_) {
+    if (link->Hurries(now)) hurried.push_back(link);
+  }
+  for (const auto& link : hurried) link->Look();
+}
+
+// From its adoption until it has its lane, a stream gets news by the conductors
 // alone.  So work for others must not keep the stream waiting.
 void Core::ServeStreams() {
-  if (!anchors.Any()) return;
+  if (!anchors.Any() && hurry_until_ns_.load(std::memory_order_relaxed) == 0) {
+    return;
+  }
   Step hold(this);
+  LookAtHurried();
   DrainBell();
   if (DispatchAnchors()) WaitAnchors();
 }
@@ -391,7 +417,7 @@ void Core::AddLink(std::shared_ptr<PeerLink> link) {
   EndVainLinks();
   poller_->AddLink(link->link());
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     live_links_.push_back(link->link());
   }
   links_.push_back(std::move(link));
@@ -408,7 +434,7 @@ void Core::RemoveLink(PeerLink* link) {
     if (bells->bell_fd(k) >= 0) bells->Kick(k);
   }
   {
-    base::LatchGuard lock(table_latch_);
+    base::ProcessLatchGuard lock(table_latch_);
     std::erase(live_links_, link->link());
   }
   std::erase_if(links_,
@@ -438,7 +464,7 @@ Rdma* Core::GetRdma(base::Reason* why_not) {
 
 void Core::AddRdmaLane(const lane::Lane* lane,
                        std::shared_ptr<Connection> connection) {
-  base::LatchGuard lock(table_latch_);
+  base::ProcessLatchGuard lock(table_latch_);
   rdma_lanes_[lane] = std::move(connection);
 }
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lib/base/identity.h"
-#include "lib/base/latch.h"
+#include "lib/base/process_latch.h"
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/anchors.h"
 #include "lib/rendezvous/channel.h"
@@ -63,6 +63,8 @@ class Core {
   std::shared_ptr<PeerLink> FindOffer(const Tuple& tuple, stream::Role role);
   void AddLink(std::shared_ptr<PeerLink> link);
   void RemoveLink(PeerLink* link);
+  // Has the links that hurry looked at for a while.  Returns its end.
+  std::uint64_t Hurry();
   // Rings those of these bells that are armed.
   void RingBells(lane::BellMask which);
   // Takes what this process has just sent itself over its own link: the
@@ -139,7 +141,7 @@ class Core {
   std::optional<boost::asio::io_context> io_holder{std::in_place, 1};
   boost::asio::io_context& io = *io_holder;
   // Held in each turn of the conductor.  Its holder sees no half-done change.
-  base::Latch step;
+  base::ProcessLatch step{base::ProcessLatchOf::kConductor};
   Uuid uuid{};
   // The bells and the board last as long as the process: pollers outlive a
   // conductor.
@@ -178,6 +180,7 @@ class Core {
   bool DrainBell();
   void WaitAnchors();
   void ServeStreams();
+  void LookAtHurried();
   // Returns true if this has ended a wait for the anchors.
   bool DispatchAnchors();
   void NoteAsioFds();
@@ -207,6 +210,8 @@ class Core {
       step);
   std::vector<std::shared_ptr<PeerLink>> links_ RC_GUARDED_BY(step);
   std::uint64_t max_shared_ = 0;  // once it has been read
+  // Until when some link hurries; 0: none does.  Written in a turn.
+  std::atomic<std::uint64_t> hurry_until_ns_{0};
   // LookAtSelf is under way.
   bool at_self_ RC_GUARDED_BY(step) = false;
   std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);
@@ -218,7 +223,7 @@ class Core {
       std::unordered_map<std::uint64_t, std::shared_ptr<std::function<void()>>>;
   using Handler =
       std::shared_ptr<const std::function<void(const lane::Completion&)>>;
-  base::Latch table_latch_;  // (any)
+  base::ProcessLatch table_latch_{base::ProcessLatchOf::kTables};  // (any)
   bool accepting_ RC_GUARDED_BY(table_latch_) = true;
   std::unordered_map<const Seeker*, std::shared_ptr<Session>> seekers_
       RC_GUARDED_BY(table_latch_);

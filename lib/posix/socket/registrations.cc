@@ -30,7 +30,7 @@ void Registrations::HideSets(Sock*) {}
 
 bool Registrations::InUser(const Sock* sock) {
   const Critical critical;
-  const base::LatchGuard hold(interest_latch);
+  const base::ProcessLatchGuard hold(interest_latch);
   return sock->interests_user;
 }
 
