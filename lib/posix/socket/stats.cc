@@ -228,6 +228,9 @@ void StatsForkChild() {
   report_latch.Reset();
   base::spun_ns.store(0, std::memory_order_relaxed);
   base::spun_well_ns.store(0, std::memory_order_relaxed);
+  for (auto& taken : base::process_latches_taken) {
+    taken.store(0, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace rcsock::posix
