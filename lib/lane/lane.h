@@ -203,6 +203,12 @@ class Lane {
   // for which nothing waits.
   virtual bool HasPages() const { return false; }
   virtual void EndPages() {}
+  // Returns true if a device may touch the memory for ever: the lane is never
+  // destroyed.
+  virtual bool Lost() const { return false; }
+  // Takes back bytes that the peer has been offered. Returns how many of them
+  // it has taken, for the stream to count. The tx latch is held.
+  virtual std::uint64_t Withdraw() { return 0; }
 
   // When the first unread message came, by base::Ticks(). The time is right
   // only if the message came after this end armed its bell. Otherwise it is any

@@ -215,6 +215,8 @@ void Link::Scrub(int index) {
     control.more.store(0, std::memory_order_relaxed);
     control.left.store(0, std::memory_order_relaxed);
     control.came.store(0, std::memory_order_relaxed);
+    control.offer.store(0, std::memory_order_relaxed);
+    control.takes.store(0, std::memory_order_relaxed);
     memory.hot->reached[side].messages.store(0, std::memory_order_relaxed);
   }
   for (std::uint32_t n = 0; n < kSlots; ++n) {
@@ -230,6 +232,8 @@ void Link::Trim(int index) {
   const StreamMemory memory = state_->stream(index);
   ::madvise(memory.bytes, 2 * kRingBytes, MADV_REMOVE);
 }
+
+void Link::PassMemory() { state_->PassMemory(); }
 
 void Link::SetCookie(int index, void* cookie) {
   state_->SetCookie(index, cookie);

@@ -58,6 +58,8 @@ class LinkState {
     return ring_bytes_.load(std::memory_order_relaxed);
   }
   void SetPeerBell(int k, base::UniqueFd fd);
+  void PassMemory() { passes_.store(true, std::memory_order_relaxed); }
+  bool passes() const { return passes_.load(std::memory_order_relaxed); }
   // Sets the stream's bit in the peer's bitmap for that bell.
   void Mark(Ready what, int bell, int index) {
     Mark(1 - side_, what, bell, index);
@@ -256,6 +258,7 @@ class LinkState {
   std::atomic<SegmentState*> table_[kMaxSegments] = {};
   std::atomic<base::Reason> dead_{base::Reason::kNone};
   std::atomic<std::uint32_t> ring_bytes_{kRingBytes};
+  std::atomic<bool> passes_{false};
   std::atomic<const BellPage*> peer_bells_{nullptr};
   std::atomic<int> peer_fds_[kBells];
   std::atomic<std::uint64_t> kicked_[kBells] =
