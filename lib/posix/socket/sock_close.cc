@@ -98,7 +98,7 @@ struct Ending::Closing {
     error = errno;
   }
   void End(Sock* sock, bool held) {
-    sock->noted_.Leave(number);
+    sock->noted().Leave(number);
     Close(held);
   }
 

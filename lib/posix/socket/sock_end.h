@@ -79,10 +79,10 @@ class Ending {
   friend class ClosedStreams;
   struct Closing;
 
-  // The parts of CloseLast.  EndCalls takes away what may still use the number.
-  // The others require both latches of the stream.  EndsNothing returns whether
-  // another process holds the connection, and this end owes nothing: then this
-  // close ends nothing.
+  // The parts of CloseLast.  EndCalls takes away what may still use the number,
+  // and returns whether the engine has the stream.  The others require both
+  // latches of the stream.  EndsNothing returns whether another process holds
+  // the connection, and this end owes nothing: then this close ends nothing.
   bool EndCalls(int number, bool sought, rendezvous::Conductor* conductor);
   bool EndsNothing() const;
   void CloseShared(Closing& closing);
