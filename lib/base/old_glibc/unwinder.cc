@@ -44,16 +44,6 @@ bool IsLibrary(const link_map* image) {
   return base::SameText(name, kLibrary);
 }
 
-// The libraries that the process starts with stay loaded.
-[[gnu::constructor, gnu::cold]] void LookEarly() {
-  for (const link_map* image = _r_debug.r_map; image != nullptr;
-       image = image->l_next) {
-    if (!IsOurs(image) && base::ImageSymbols(image).Find(kAny) != nullptr) {
-      return Use(image);
-    }
-  }
-}
-
 // Somebody may have loaded the library, and may unload it: so this adds a
 // reference.
 [[gnu::cold]] const link_map* Load() {
@@ -77,13 +67,22 @@ const link_map* Unwinder() {
   return image != nullptr ? image : Load();
 }
 
+// The libraries that the process starts with stay loaded.
+[[gnu::constructor, gnu::cold]] void LookEarly() {
+  base::make_ready_to_throw = [] { return Unwinder() != nullptr; };
+  for (const link_map* image = _r_debug.r_map; image != nullptr;
+       image = image->l_next) {
+    if (!IsOurs(image) && base::ImageSymbols(image).Find(kAny) != nullptr) {
+      return Use(image);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
 
-bool rcsock_ready_to_throw() { return Unwinder() != nullptr; }
-
-// A caller that throws has asked rcsock_ready_to_throw() before. If a thread is
+// A thread that throws has called base::ReadyToThrow() before. If a thread is
 // unwound, glibc has loaded the library.
 [[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_unwinder(
     const char* name) {
