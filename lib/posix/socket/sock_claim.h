@@ -43,7 +43,7 @@ class ClaimKeeper {
   // The kernel has the stream.  Does nothing if the engine has it, or if this
   // process has not kept the word.
   void Give();
-  // Says that the stream does not come back: its copies are dead.
+  // Tells the copies that the stream does not come back: they are dead.
   void Lose();
   // Takes one step of ToPlain if a child waits for the stream.
   void LeaveIfAsked();
@@ -60,8 +60,8 @@ class ClaimKeeper {
  private:
   Sock* const sock_;
   bool hides_ = false;  // the child of the fork under way gets an unused copy
-  // A process number cannot say so: two processes of two PID namespaces may
-  // have the same one.
+  // A process number cannot tell which process made copies: two processes of
+  // two PID namespaces may have the same one.
   std::atomic<bool> made_copies_{false};
   // This process has kept the word, and has not given or lost it.
   std::atomic<bool> kept_{false};
@@ -98,7 +98,7 @@ class UnusedCopy {
   // Counts the copy again, since it is used after all.  If the owner has ended
   // the connection meanwhile, the numbers name a dead socket.
   void Return();
-  // Takes this process from the holders, counted as it is.
+  // Takes this process from the holders, whichever way it is counted.
   void LeaveHolding(Holding* all);
 
   // Forgets all, for another connection.

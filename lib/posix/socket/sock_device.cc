@@ -22,7 +22,7 @@
 namespace rcsock::posix {
 namespace {
 
-// A ring has room for four of them: two for each end.
+// A ring has room for four pieces: two for each end.
 constexpr std::size_t kPiece = 64 * 1024;
 // How long a copy that waits for nothing but the peer looks for it.
 constexpr std::uint64_t kPatienceNs = 100'000;
@@ -53,7 +53,7 @@ class Placement::RingCopies {
     lane_ = static_cast<lane::shm::ShmLane*>(sock_->lane_.get());
     pins_ = &sock_->sleepers().OnLane();
     pins_->fetch_add(1, std::memory_order_seq_cst);
-    // Nobody destroys the stream, and with it a parked lane.
+    // The reference keeps the stream, and with the stream a parked lane.
     kept_ = Share(sock_);
     return true;
   }
@@ -260,7 +260,8 @@ class Placement::Drain : RingCopies {
   }
 
  private:
-  // Nobody else has taken what the look ahead has seen.  Requires the latch.
+  // Returns whether no other thread has taken what the look ahead has seen.
+  // Requires the latch.
   bool Still() const RC_REQUIRES(sock_->rx_latch) {
     return On(false) && sock_->stream_->rx_off() == start_ + done_;
   }

@@ -22,8 +22,8 @@ namespace rcsock::posix {
 class Sock;
 
 // Direct placement: the device of one end writes to memory of the other end,
-// while both are on an RDMA lane.  The lane knows how.  This checks, before and
-// after, that the stream is still on that lane.
+// while both are on an RDMA lane.  The lane knows how.  Placement checks,
+// before and after, that the stream is still on that lane.
 //
 // A view of its Sock, without a state.  Any thread may call it, and holds no
 // latch of the stream, unless a method says otherwise.  `epoch` names a lane.
@@ -32,8 +32,8 @@ class Placement {
  public:
   explicit Placement(Sock* sock) : sock_(sock) {}
 
-  // Lets the peer write to memory.  Stores which lane that is for.  Returns 0,
-  // or an errno.
+  // Lets the peer write to memory.  Stores the lane's epoch, and the key of the
+  // memory.  Returns 0, or an errno.
   int Expose(void* at, std::size_t length, std::uint32_t* epoch,
              std::uint32_t* key);
   // Takes Expose back.
@@ -50,8 +50,8 @@ class Placement {
   // A device's copies straight into the ring of a lane in shared memory, or out
   // of it.  Each moves what it can without a sleep.  Returns the bytes, or -1
   // if the stream is not on such a lane, or the driver does not take its ring.
-  // *error, of the device, is behind these bytes.  `patient`: looks a while for
-  // room, or for more.  No handler runs meanwhile.
+  // *error is the device's error behind these bytes.  `patient`: looks a while
+  // for room, or for more.  No handler runs meanwhile.
   ssize_t FillRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe,
                    const std::byte* from, std::size_t length, bool patient,
                    int* error);

@@ -24,8 +24,8 @@ struct Stats {
   std::atomic<std::uint64_t> promoted{0};
   std::atomic<std::uint64_t> demotions{0};
   std::atomic<std::uint64_t> failovers{0};
-  // Streams that were asked to leave an rdma lane: for hotter streams, for
-  // streams that want larger rings, or because they were idle with large rings.
+  // Streams that were asked to leave an RDMA lane: for hotter streams, for
+  // streams that want larger rings, or for being idle with large rings.
   std::atomic<std::uint64_t> evicted_budget{0};
   std::atomic<std::uint64_t> evicted_memory{0};
   std::atomic<std::uint64_t> evicted_idle{0};
@@ -40,15 +40,15 @@ struct Stats {
   void CopyFrom(const Stats& other);
 };
 extern Stats stats;
-// Counts open streams, too.  Null: out of memory.
+// Returns the counts, open streams included, or null without memory.
 std::unique_ptr<Stats> CountAll();
 
 // Logs and counts so many lost bytes.
 void CountLost(Sock* sock, std::size_t bytes, Stats* in);
 
-// Writes to the file that the configuration names, if any.
+// Writes `from` to the file that the configuration names, if any.
 void WriteStats(const Stats& from);
-// In the child of fork.
+// Called in the child of a fork.
 void StatsForkChild();
 
 }  // namespace rcsock::posix
