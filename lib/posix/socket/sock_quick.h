@@ -37,6 +37,7 @@ namespace rcsock::posix {
 // - Where the mode leaves kEngine they are cleared with it (BackToPlain,
 //   EndEngine, Unref, AfterFork), and a new Stream begins without them
 //   (TakeFromKernelLatched).
+//
 // So a thread that finds one of them true under its latch keeps the lane, and
 // the flag, until it releases the latch.  It counts what it moves in quick_.
 // The Stream adds that to its own counts (tx_off, rx_off) with either or both
