@@ -22,8 +22,10 @@ constexpr std::size_t kLeastFilled = 16 * 1024;
 // How many bytes go by a slot when the ring is full, and so wait for room.
 constexpr std::size_t kWaiting = 16 * 1024;
 // No handler runs while a ring is filled or drained, and no other thread sends.
-// So at most this much goes at once, however well the peer keeps pace.
+// So at most this much goes at once, however well the peer keeps pace.  Bytes
+// that are passed go faster.
 constexpr std::size_t kMostAtOnce = 64 * 1024 * 1024;
+constexpr std::size_t kMostPassed = 1024 * 1024 * 1024;
 // The first copy is short, so that the peer has something to do early.
 constexpr std::size_t kFirst = 64 * 1024;
 
@@ -80,6 +82,18 @@ void Count(std::atomic<std::uint64_t>* way, ssize_t bytes) {
   way->fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
 }
 
+// `passed`: the last bytes of this call went so.
+std::size_t MostAtOnce(bool passed) {
+  return passed ? kMostPassed : kMostAtOnce;
+}
+
+// Counts the bytes of a copy into a ring or out of it, `n` in all.
+void CountRing(const posix::Placement::DeviceCopy& copy, ssize_t n) {
+  const auto passed = static_cast<ssize_t>(copy.passed);
+  Count(&gpu::counts.passed, passed);
+  Count(&gpu::counts.rings, n - passed);
+}
+
 bool MayWait(const posix::Sock* sock, int flags) {
   return (flags & MSG_DONTWAIT) == 0 &&
          !sock->nonblock.load(std::memory_order_relaxed);
@@ -125,11 +139,14 @@ struct Sending {
   bool ByRing(gpu::Memory* memory, bool* slots) {
     ssize_t n;
     std::size_t most;
+    bool passed = false;
     do {
-      most = std::min(kMostAtOnce, length - done);
-      n = posix::Placement(sock).FillRing(fd, memory, pipe, from + done, most,
-                                          MayWait(sock, flags), &error);
-      Count(&gpu::counts.rings, n);
+      most = std::min(MostAtOnce(passed), length - done);
+      posix::Placement::DeviceCopy copy{fd, memory, pipe, MayWait(sock, flags)};
+      n = posix::Placement(sock).FillRing(from + done, most, &copy);
+      error = copy.error;
+      passed = copy.passed != 0;
+      CountRing(copy, n);
       if (n > 0) done += static_cast<std::size_t>(n);
     } while (n == static_cast<ssize_t>(most) && done < length && error == 0);
     *slots = n < 0 && error == 0;
@@ -148,6 +165,7 @@ struct Receiving {
   const bool all;
   const int flags;  // without MSG_WAITALL
   bool rings = true;
+  bool passed = false;
   std::size_t done = 0;
   bool of_device = false;
 
@@ -169,13 +187,14 @@ struct Receiving {
       const ssize_t seen =
           posix::hook::recv(fd, &byte, 1, FlagsNow() | MSG_PEEK);
       if (seen <= 0) return seen;
-      int error = 0;
+      posix::Placement::DeviceCopy copy{fd, memory, pipe,
+                                        all && MayWait(sock, flags)};
       const ssize_t n = posix::Placement(sock).DrainRing(
-          fd, memory, pipe, to + done, std::min(kMostAtOnce, length - done),
-          all, &error);
-      Count(&gpu::counts.rings, n);
+          to + done, std::min(MostAtOnce(passed), length - done), &copy);
+      passed = copy.passed != 0;
+      CountRing(copy, n);
       if (n > 0) return n;
-      if (error != 0) return FailOfDevice(error);
+      if (copy.error != 0) return FailOfDevice(copy.error);
       // The rest of this call goes by slots.
       rings = n == 0;
     }

@@ -196,6 +196,13 @@ void ReadRings(const char* text) {
   }
 }
 
+void ReadPass(const char* text) {
+  config.gpu_pass = std::strcmp(text, "on") == 0;
+  if (!config.gpu_pass && std::strcmp(text, "off") != 0) {
+    Log("RCSOCK_GPU_PASS=%s is neither on nor off: ignored", text);
+  }
+}
+
 // Reads the names of this program: that of its file, and the one that a script
 // is called by.
 void ReadNames(char* program, char* comm, std::size_t size) {
@@ -318,6 +325,7 @@ const Config& GetConfig() { return config; }
   PinCount::SetLimit(config.max_pinned);
   if (Given("RCSOCK_IO_URING")) ReadRings(Env("RCSOCK_IO_URING"));
   if (Given("RCSOCK_RECV_IN_PLACE")) ReadInPlace(Env("RCSOCK_RECV_IN_PLACE"));
+  if (Given("RCSOCK_GPU_PASS")) ReadPass(Env("RCSOCK_GPU_PASS"));
   config.lanes_given = Given("RCSOCK_LANES");
   config.promote_given =
       Given("RCSOCK_PROMOTE_OPS") || Given("RCSOCK_PROMOTE_BYTES");

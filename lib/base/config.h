@@ -16,14 +16,18 @@ constexpr std::uint32_t kLeastKey = 32;
 
 // All variables that LoadConfig reads.
 constexpr const char* kVariables[] = {
-    "RCSOCK_ACK_RETRIES",   "RCSOCK_ACK_TIMEOUT_MS", "RCSOCK_DEVICES",
-    "RCSOCK_IO_URING",      "RCSOCK_KEY_FILE",       "RCSOCK_LANES",
-    "RCSOCK_LOG",           "RCSOCK_LOG_FILE",       "RCSOCK_MAX_PINNED",
-    "RCSOCK_MAX_QPS",       "RCSOCK_MAX_RING",       "RCSOCK_MAX_SHARED",
-    "RCSOCK_MEET_DIR",      "RCSOCK_PEERS",          "RCSOCK_PROFILE",
-    "RCSOCK_PROMOTE_OPS",   "RCSOCK_PROMOTE_BYTES",  "RCSOCK_RDMA_PORT",
-    "RCSOCK_RECV_IN_PLACE", "RCSOCK_RULES",          "RCSOCK_SPIN_US",
-    "RCSOCK_STATS",         "RCSOCK_TRAFFIC_CLASS",
+    "RCSOCK_ACK_RETRIES", "RCSOCK_ACK_TIMEOUT_MS",
+    "RCSOCK_DEVICES",     "RCSOCK_GPU_PASS",
+    "RCSOCK_IO_URING",    "RCSOCK_KEY_FILE",
+    "RCSOCK_LANES",       "RCSOCK_LOG",
+    "RCSOCK_LOG_FILE",    "RCSOCK_MAX_PINNED",
+    "RCSOCK_MAX_QPS",     "RCSOCK_MAX_RING",
+    "RCSOCK_MAX_SHARED",  "RCSOCK_MEET_DIR",
+    "RCSOCK_PEERS",       "RCSOCK_PROFILE",
+    "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES",
+    "RCSOCK_RDMA_PORT",   "RCSOCK_RECV_IN_PLACE",
+    "RCSOCK_RULES",       "RCSOCK_SPIN_US",
+    "RCSOCK_STATS",       "RCSOCK_TRAFFIC_CLASS",
 };
 
 // Where a waiting receive lets the peer's device write to its memory.
@@ -62,6 +66,8 @@ struct Config {
   // RCSOCK_IO_URING=lane: rcsock carries out the requests of io_uring on
   // streams. By default streams with such requests go to TCP.
   bool carry_rings = false;
+  // RCSOCK_GPU_PASS=on: processes of one user pass memory of a GPU itself.
+  bool gpu_pass = false;
   // RCSOCK_RECV_IN_PLACE: off, auto, any or always.
   InPlace in_place = InPlace::kAuto;
   // RCSOCK_PEERS: other users with whose processes shared memory may be used

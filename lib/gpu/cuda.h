@@ -15,6 +15,10 @@ using Pointer = unsigned long long;  // CUdeviceptr
 using Context = struct ContextOfDriver*;
 using Stream = struct StreamOfDriver*;
 using Event = struct EventOfDriver*;
+// CUipcMemHandle: names an allocation to other processes.
+struct IpcHandle {
+  char bytes[64];
+};
 
 constexpr Result kSuccess = 0;
 constexpr Result kInvalidValue = 1;
@@ -49,6 +53,7 @@ constexpr int kDmaBufFd = 1;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kRegisterPortable = 1;
+constexpr unsigned kIpcLazyPeerAccess = 1;
 
 // X(field, exported name, parameters)
 #define RCSOCK_CUDA_CALLS(X)                                                   \
@@ -62,6 +67,7 @@ constexpr unsigned kRegisterPortable = 1;
   X(CtxPop, "cuCtxPopCurrent_v2", (Context*))                                  \
   X(StreamCreate, "cuStreamCreate", (Stream*, unsigned))                       \
   X(StreamDestroy, "cuStreamDestroy_v2", (Stream))                             \
+  X(StreamQuery, "cuStreamQuery", (Stream))                                    \
   X(EventCreate, "cuEventCreate", (Event*, unsigned))                          \
   X(EventRecord, "cuEventRecord", (Event, Stream))                             \
   X(EventQuery, "cuEventQuery", (Event))                                       \
@@ -72,10 +78,15 @@ constexpr unsigned kRegisterPortable = 1;
   X(HostRegister, "cuMemHostRegister_v2", (void*, std::size_t, unsigned))      \
   X(HostUnregister, "cuMemHostUnregister", (void*))
 
-// Calls that older drivers lack: null there.
-#define RCSOCK_CUDA_LATE_CALLS(X)                    \
-  X(HandleForRange, "cuMemGetHandleForAddressRange", \
-    (void*, Pointer, std::size_t, int, unsigned long long))
+// Calls that a driver may lack: null there.
+#define RCSOCK_CUDA_LATE_CALLS(X)                                      \
+  X(HandleForRange, "cuMemGetHandleForAddressRange",                   \
+    (void*, Pointer, std::size_t, int, unsigned long long))            \
+  X(IpcGet, "cuIpcGetMemHandle", (IpcHandle*, Pointer))                \
+  X(IpcOpen, "cuIpcOpenMemHandle_v2", (Pointer*, IpcHandle, unsigned)) \
+  X(IpcClose, "cuIpcCloseMemHandle", (Pointer))                        \
+  X(CopyOnDevices, "cuMemcpyDtoDAsync_v2",                             \
+    (Pointer, Pointer, std::size_t, Stream))
 
 struct Calls {
 #define X(field, name, parameters) Result(*field) parameters = nullptr;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lib/base/log.h"
+#include "lib/gpu/cuda_import.h"
 #include "lib/gpu/cuda_pages.h"
 #include "lib/gpu/cuda_pipe.h"
 
@@ -74,6 +75,9 @@ ContextPipes::~ContextPipes() {
   for (const auto& weak : pages_) {
     if (const auto pages = weak.lock()) pages->End();
   }
+  for (const auto& weak : imports_) {
+    if (const auto import = weak.lock()) import->End();
+  }
   for (CudaPipe* pipe : free_) delete pipe;
   const base::NoCancel no_cancel;
   if (primary_) calls_.PrimaryRelease(device_);
@@ -120,19 +124,51 @@ void ContextPipes::Return(Pipe* returned) {
   delete pipe;
 }
 
+namespace {
+
+// Has the end of the context end `made`. Returns that, or null: it has ended,
+// for want of memory.
+template <class T>
+std::shared_ptr<T> Kept(std::vector<std::weak_ptr<T>>* list,
+                        std::shared_ptr<T> made) {
+  std::erase_if(*list, [](const auto& one) { return one.expired(); });
+  try {
+    list->push_back(made);
+  } catch (const std::bad_alloc&) {
+    made->End();
+    return nullptr;
+  }
+  return made;
+}
+
+}  // namespace
+
 std::shared_ptr<HostPages> ContextPipes::Pin(std::byte* at, std::size_t bytes) {
   auto pages = CudaPages::Make(this, at, bytes);
   if (pages == nullptr) return nullptr;
   const base::Critical critical;
   const base::LatchGuard hold(latch_);
-  std::erase_if(pages_, [](const auto& one) { return one.expired(); });
-  try {
-    pages_.push_back(pages);
-  } catch (const std::bad_alloc&) {
-    pages->End();
-    return nullptr;
+  return Kept(&pages_, std::move(pages));
+}
+
+std::shared_ptr<Import> ContextPipes::Open(const Passed& passed) {
+  auto import = CudaImport::Make(this, passed);
+  if (import == nullptr) return nullptr;
+  // A driver that has the handle open gives the same mapping once more. If
+  // another lane has it open for memory that the peer has freed, these are that
+  // memory's bytes.
+  bool old = false;
+  {
+    const base::Critical critical;
+    const base::LatchGuard hold(latch_);
+    for (const auto& weak : imports_) {
+      const auto other = weak.lock();
+      old = old || (other != nullptr && other->IsOther(*import));
+    }
+    if (!old) return Kept(&imports_, std::move(import));
   }
-  return pages;
+  import->End();
+  return nullptr;
 }
 
 // Another thread may have been changing the list, so the child leaves the list

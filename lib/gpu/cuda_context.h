@@ -15,6 +15,7 @@
 
 namespace rcsock::gpu::cuda {
 
+class CudaImport;
 class CudaPages;
 class CudaPipe;
 
@@ -44,6 +45,7 @@ class ContextPipes {
   Pipe* Take(int* error);
   void Return(Pipe* pipe);
   std::shared_ptr<HostPages> Pin(std::byte* at, std::size_t bytes);
+  std::shared_ptr<Import> Open(const Passed& passed);
 
  private:
   ContextPipes(const Calls& calls, Context context, Device device, bool primary)
@@ -58,6 +60,7 @@ class ContextPipes {
   base::Latch latch_;
   std::array<CudaPipe*, kKept> free_ RC_GUARDED_BY(latch_){};
   std::vector<std::weak_ptr<CudaPages>> pages_ RC_GUARDED_BY(latch_);
+  std::vector<std::weak_ptr<CudaImport>> imports_ RC_GUARDED_BY(latch_);
 };
 
 // Makes a context the thread's own for a few calls. No handler of the program

@@ -14,6 +14,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
 #include "lib/gpu/cuda_context.h"
+#include "lib/gpu/cuda_import.h"
 #include "lib/gpu/memory.h"
 
 namespace rcsock::gpu::cuda {
@@ -132,6 +133,13 @@ class CudaMemory final : public Memory {
   }
 
   const void* context() const override { return of_.get(); }
+
+  int Pass(const void* at, std::size_t length, Passed* passed) override {
+    return PassMemory(of_.get(), AsPointer(at), length, passed);
+  }
+  std::shared_ptr<Import> Open(const Passed& passed) override {
+    return of_->Open(passed);
+  }
 
   bool OrdersWrites() const override {
     int ordering = 0;

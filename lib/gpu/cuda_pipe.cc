@@ -89,12 +89,11 @@ int CudaPipe::Begin(int slot, Copy&& copy) {
   Result result = current.result();
   if (result == kSuccess) result = copy(calls);
   if (result != kSuccess) return ToErrno(of_->Note(result));
-  // From here on the device may touch the slot.
+  // From here on the device may touch the slot, whatever the driver says now.
   busy_[at] = true;
-  result = calls.EventRecord(events_[at], stream_);
-  if (result == kSuccess) return 0;
-  lost_ = true;
-  return ToErrno(of_->Note(result));
+  no_event_[at] =
+      of_->Note(calls.EventRecord(events_[at], stream_)) != kSuccess;
+  return 0;
 }
 
 int CudaPipe::FromDevice(int slot, const void* from, std::size_t bytes,
@@ -111,6 +110,14 @@ int CudaPipe::ToDevice(int slot, void* to, std::size_t bytes,
   });
 }
 
+int CudaPipe::OnDevices(int slot, void* to, const void* from,
+                        std::size_t bytes) {
+  if (of_->calls().CopyOnDevices == nullptr) return EOPNOTSUPP;
+  return Begin(slot, [&](const Calls& calls) {
+    return calls.CopyOnDevices(AsPointer(to), AsPointer(from), bytes, stream_);
+  });
+}
+
 bool CudaPipe::Look(int slot, int* error) {
   const auto at = static_cast<std::size_t>(slot);
   *error = 0;
@@ -119,7 +126,10 @@ bool CudaPipe::Look(int slot, int* error) {
   {
     const Current current(of_);
     result = current.result();
-    if (result == kSuccess) result = of_->calls().EventQuery(events_[at]);
+    if (result == kSuccess) {
+      result = no_event_[at] ? of_->calls().StreamQuery(stream_)
+                             : of_->calls().EventQuery(events_[at]);
+    }
   }
   if (result == kNotReady) return false;
   // An error ends the copy.  If the context is gone, its copy has ended, too.
@@ -146,7 +156,7 @@ bool CudaPipe::Settle() {
   for (int slot = 0; slot < kSlots; ++slot) {
     if (Wait(slot) == ETIMEDOUT) return false;
   }
-  return !lost_;
+  return true;
 }
 
 }  // namespace rcsock::gpu::cuda

@@ -28,6 +28,8 @@ class CudaPipe final : public Pipe {
                  std::byte* host) override;
   int ToDevice(int slot, void* to, std::size_t bytes,
                const std::byte* host) override;
+  int OnDevices(int slot, void* to, const void* from,
+                std::size_t bytes) override;
   bool Look(int slot, int* error) override;
   int Wait(int slot) override;
   // Waits for all copies. Returns false if one may still be under way.
@@ -47,11 +49,12 @@ class CudaPipe final : public Pipe {
   std::byte* base_ = nullptr;
   base::PinCount pin_;  // a copy is under way, and no event will report its end
   bool pinned_ = false;
-  bool lost_ = false;  // a copy is under way that no event will tell of
   const unsigned forks_ = forks.load(std::memory_order_relaxed);
   Stream stream_ = nullptr;
   std::array<Event, kSlots> events_{};
   std::array<bool, kSlots> busy_{};
+  // No event tells of the copy's end: the end of all that the stream does will.
+  std::array<bool, kSlots> no_event_{};
 };
 
 }  // namespace rcsock::gpu::cuda

@@ -15,6 +15,7 @@ struct Counts {
   std::atomic<std::uint64_t> slots{0};    // through pinned slots
   std::atomic<std::uint64_t> rings{0};    // between a GPU and a shared ring
   std::atomic<std::uint64_t> devices{0};  // read or written by an RDMA device
+  std::atomic<std::uint64_t> passed{0};   // from one GPU's memory to another's
 };
 inline constinit Counts counts;
 
@@ -32,6 +33,30 @@ class HostPages {
   // Returns true if the memory is pinned for copies of that context
   // (Memory::context). The end of the context unpins it.
   virtual bool pinned(const void* context) const = 0;
+};
+
+// How one process names bytes of a device to another, in memory that both
+// share. A peer writes it, so each field is hostile until it is checked.
+struct Passed {
+  std::byte handle[64];  // what the driver calls the allocation
+  std::uint64_t id;      // of the allocation; no number comes twice
+  std::uint64_t offset;  // of the bytes in the allocation
+  std::uint64_t length;
+};
+
+// Another process's allocation, open in this process. The end of the context
+// that it was opened for closes it, too.
+//
+// Threads: any.
+class Import {
+ public:
+  virtual ~Import() = default;
+  // Closes it. No copy is under way there. The driver may wait, as in
+  // HostPages::End.
+  virtual void End() = 0;
+  // Returns the address of these bytes, or null: they are not within the
+  // allocation, or it is closed.
+  virtual const void* At(std::uint64_t offset, std::uint64_t length) const = 0;
 };
 
 // Copies between memory of a device and host memory: slots of the pipe's own,
@@ -62,6 +87,10 @@ class Pipe {
                          std::byte* host) = 0;
   virtual int ToDevice(int slot, void* to, std::size_t bytes,
                        const std::byte* host) = 0;
+  // Begins a copy between two places that the device reaches. As FromDevice,
+  // but it needs no slot's memory. EOPNOTSUPP: the driver lacks the call.
+  virtual int OnDevices(int slot, void* to, const void* from,
+                        std::size_t bytes) = 0;
   // Returns false while the slot's copy is under way. Then sets *error to 0 or
   // an errno.
   virtual bool Look(int slot, int* error) = 0;
@@ -114,6 +143,12 @@ class Memory {
   // begin. Returns 0 or an errno. EOPNOTSUPP: the device or its driver can't.
   virtual int Export(const void* at, std::size_t length, base::UniqueFd* fd,
                      std::uint64_t* offset) const = 0;
+  // Names to other processes as many of these bytes as lie in one allocation.
+  // Returns 0 or an errno. EOPNOTSUPP: the driver does not pass this memory.
+  virtual int Pass(const void* at, std::size_t length, Passed* passed) = 0;
+  // Opens what a peer has passed, for copies of this device. Null: the driver
+  // refuses.
+  virtual std::shared_ptr<Import> Open(const Passed& passed) = 0;
   // Returns true if work that the program starts finds all that another device
   // wrote before a message that this host has seen.
   virtual bool OrdersWrites() const = 0;

@@ -143,9 +143,9 @@ class Lane {
 
   // --- Notification ----------------------------------------------------------
   // Replaces the poller bits (kNotifyRxPoller, kNotifyRxBits, kNotifyTxPoller)
-  // and the bell that they name. The lane itself keeps the sleepers' bits. The
-  // call is a full fence: a look at the ring after it sees whatever the peer
-  // posted before the peer could see the change.
+  // and the bell that they name. The lane itself keeps the sleepers' bits. A
+  // look at the ring after the call sees whatever the peer posted before the
+  // peer could see the change. The call is a full fence if there is a change.
   virtual void SetNotify(std::uint32_t bits, int bell) = 0;
   // Returns true if SleepRx would return at once. A thread that spins may ask
   // without the latch.
@@ -203,6 +203,12 @@ class Lane {
   // for which nothing waits.
   virtual bool HasPages() const { return false; }
   virtual void EndPages() {}
+  // Returns true if a device may touch the memory for ever: the lane is never
+  // destroyed.
+  virtual bool Lost() const { return false; }
+  // Takes back bytes that the peer has been offered. Returns how many of them
+  // it has taken, for the stream to count. The tx latch is held.
+  virtual std::uint64_t Withdraw() { return 0; }
 
   // When the first unread message came, by base::Ticks(). The time is right
   // only if the message came after this end armed its bell. Otherwise it is any

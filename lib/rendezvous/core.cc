@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <boost/asio/detail/epoll_reactor.hpp>
 #include <boost/asio/executor_work_guard.hpp>
@@ -311,12 +312,19 @@ void Core::LookAtHurried() {
   if (until == 0) return;
   const std::uint64_t now = base::NowNs();
   if (now >= until) hurry_until_ns_.store(0, std::memory_order_relaxed);
+  // A look is a system call, and comes between any two turns.  So a process
+  // with hundreds of peers makes a few looks, and goes on behind them the next
+  // time.
+  constexpr std::size_t kMostLooks = 8;
   // A packet may end a link.
-  std::vector<std::shared_ptr<PeerLink>> hurried;
-  for (const auto& link : links_) {
-    if (link->Hurries(now)) hurried.push_back(link);
+  std::array<std::shared_ptr<PeerLink>, kMostLooks> hurried;
+  std::size_t count = 0;
+  for (std::size_t i = links_.size(); i > 0 && count < kMostLooks; --i) {
+    if (look_next_ >= links_.size()) look_next_ = 0;
+    const auto& link = links_[look_next_++];
+    if (link->Hurries(now)) hurried[count++] = link;
   }
-  for (const auto& link : hurried) link->Look();
+  for (std::size_t i = 0; i < count; ++i) hurried[i]->Look(1);
 }
 
 // From its adoption until it has its lane, a stream gets news by the conductors

@@ -212,6 +212,8 @@ class Core {
   std::uint64_t max_shared_ = 0;  // once it has been read
   // Until when some link hurries; 0: none does.  Written in a turn.
   std::atomic<std::uint64_t> hurry_until_ns_{0};
+  // The link that LookAtHurried begins with.
+  std::size_t look_next_ RC_GUARDED_BY(step) = 0;
   // LookAtSelf is under way.
   bool at_self_ RC_GUARDED_BY(step) = false;
   std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "lib/base/config.h"
 #include "lib/base/helper_thread.h"
 #include "lib/base/internal.h"
 #include "lib/base/log.h"
@@ -75,7 +76,10 @@ PeerLink::PeerLink(Core* core, const Uuid& uuid,
       open_timer_(core),
       // A process of another container gives a token, and a witness.
       process_(channel_->far() ? -1 : channel_->fd(), channel_->peer_thread()),
-      timer_(core) {}
+      timer_(core) {
+  // Who has the handle of an allocation has the allocation.
+  if (OwnUid() && base::GetConfig().gpu_pass) link_->PassMemory();
+}
 
 std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
                                          std::shared_ptr<Channel> channel,

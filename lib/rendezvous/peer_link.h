@@ -80,8 +80,9 @@ class PeerLink : public ChannelOwner,
   // if the offer is not of the session's peer.
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
   bool TakeOffer(const std::shared_ptr<Session>& session);
-  // Takes the packets that have come, without waiting for the conductor's turn.
-  void Look() { channel_->Take(4); }
+  // Takes the packets that have come, at most `turns` turns' worth, without
+  // waiting for the conductor's turn.
+  void Look(int turns = 4) { channel_->Take(turns); }
   // A stream of this link is about to be adopted, at this end or the other, and
   // its traffic waits for packets of this link.  For a while they are taken
   // between any two turns (Core::ServeStreams).

@@ -427,9 +427,9 @@ void Session::Adopted() {
   // The conductor takes the messages of the switch (Sock::OpenLatched).  The
   // peer posts none before it has READY, and so sees this wish without a fence.
   static_cast<lane::shm::ShmLane*>(lane_.get())
-      ->Wish(lane::kNotifyRxPoller | lane::kNotifyRxBits |
-                 lane::kNotifyTxPoller,
-             0);
+      ->Wish(
+          lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
+          0);
   const bool self = link_->uuid() == core_->uuid;
   link_->SendReady(index_, epoch_, proof_);
   if (peer_ready_) Deliver();

@@ -225,15 +225,21 @@ void* EndPages(void* argument) {
 }  // namespace
 
 // The peer learns of the lane's end, and may give the ring's pages back, once
-// no driver here has them.  If there is no thread for that, the lane stays.
+// no driver here has them.
 void Core::ReturnPages(std::unique_ptr<lane::Lane> lane) {
+  constexpr std::uint32_t kAgainMs = 1000;
   auto* const pages = new (std::nothrow) Pages{this, nullptr};
-  if (pages == nullptr) return static_cast<void>(lane.release());
-  pages->lane = std::move(lane);
-  if (base::StartHelper(&EndPages, pages) != 0) {
-    static_cast<void>(pages->lane.release());
+  if (pages != nullptr) {
+    pages->lane = std::move(lane);
+    if (base::StartHelper(&EndPages, pages) == 0) return;
+    lane = std::move(pages->lane);
     delete pages;
   }
+  // No thread, or no memory, now.  A process that ends drops the task, and the
+  // kernel the memory.
+  lane::Lane* const waits = lane.release();
+  After(kAgainMs,
+        [this, waits] { ReturnLane(std::unique_ptr<lane::Lane>(waits)); });
 }
 
 void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
@@ -241,6 +247,7 @@ void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
   if (lane->kind() == lane::Kind::kRdma) {
     return ReturnRdmaLane(std::move(lane));
   }
+  if (lane->Lost()) return static_cast<void>(lane.release());
   if (lane->HasPages()) return ReturnPages(std::move(lane));
   base::ProcessLatchGuard lock(table_latch_);
   PostLocked([this, lane = std::move(lane)]() mutable {

@@ -147,6 +147,14 @@ class Tx {
   // Gives back what is claimed.
   void DropClaims(Filling* filling);
 
+  // Counts bytes that the receiver has taken in no message. Requires that it
+  // has taken all data sent before.
+  void CountPassed(std::uint64_t bytes) {
+    RC_DCHECK(acked_ == posted_);
+    posted_ += bytes;
+    acked_ += bytes;
+  }
+
   // Lengthens the last message by up to `want` bytes, if it is data in the byte
   // ring. Requires that its immediate has not been sent. Returns how many bytes
   // it has added behind the message's own.

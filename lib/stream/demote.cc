@@ -82,6 +82,7 @@ void Stream::FreezeLane(base::Reason reason) {
   RCSOCK_LOG(2, "stream leaves its lane: %s", base::ReasonKey(reason));
   frozen_ = true;
   if ((broken_ & kNoFreeze) != 0 && accept_) return;
+  tx_off_ += lane_->Withdraw();
   lane_->Freeze();
   why_left_ = reason;
   Emit(kLeftLane | kRxReady | kTxReady);

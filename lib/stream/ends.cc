@@ -136,6 +136,7 @@ void Stream::SendFin() {
   if (fin_sent_) return;
   fin_sent_ = true;
   fin_second_ = pfin_known_;
+  if (LaneUsable()) tx_off_ += lane_->Withdraw();
   // A client that has closed may connect again at once. TCP would show that
   // connection behind the end of this stream. A thread may read the frame FIN
   // too late for that. So the lane carries the end, too, behind the last byte.

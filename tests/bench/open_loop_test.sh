@@ -31,13 +31,23 @@ run() { # PROFILE [SERVER'S OPTIONS [-- CLIENT'S OPTIONS]]
   done
   port=$(free_port)
   rm -f "$tmp"/*.json
-  under "$profile" server "$program" --role server --port "$port" "${options[@]}" &
+  # Not by `under`: $! is to be the server, and not a shell that waits for it.
+  (
+    export LD_PRELOAD=$preload RCSOCK_PROFILE=$profile RCSOCK_STATS=$tmp/server.json
+    exec "$program" --role server --port "$port" "${options[@]}"
+  ) &
   server=$!
   under "$profile" client "$program" --port "$port" --connections 4 --rate 2000 \
     --seconds 1 --warm-up 0 "${@:2}" >"$tmp/out"
-  if [[ " ${options[*]} " == *" --life "* ]]; then kill "$server"; fi
-  wait "$server" || true
+  local status=0 expected=0
+  # With --life the server does not end by itself.
+  if [[ " ${options[*]} " == *" --life "* ]]; then
+    kill "$server"
+    expected=143
+  fi
+  wait "$server" || status=$?
   server=
+  ((status == expected)) || fail "the server's status is $status"
 }
 of() { # NAME KEY of "spun_us"
   sed -E "s/.*\"spun_us\": \{[^}]*\"$2\": ([0-9]+).*/\1/" "$tmp/$1.json"

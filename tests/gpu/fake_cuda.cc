@@ -3,7 +3,9 @@
 
 #include "tests/gpu/fake_cuda.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,14 +44,25 @@ struct Allocation {
   Context context = nullptr;
   unsigned long long id = 0;
   bool managed = false;
+  bool imported = false;
 };
 
+// What cuIpcGetMemHandle gives: where another process finds the file.
+struct Handle {
+  std::uint64_t magic;
+  std::int32_t pid;
+  std::int32_t file;
+  std::uint64_t inode;
+  std::uint64_t size;
+};
+constexpr std::uint64_t kMagic = 0x6563697665643031;
+static_assert(sizeof(Handle) <= sizeof(IpcHandle));
+
 struct Copy {
-  std::shared_ptr<Allocation> memory;  // keeps the device's view
-  std::uint8_t* device;
-  void* host;
+  std::shared_ptr<Allocation> memory[2];  // keep the device's views
+  void* to;
+  const void* from;
   std::size_t bytes;
-  bool to_host;
 };
 
 struct Driver {
@@ -58,6 +71,7 @@ struct Driver {
   pid_t owner = 0;
   int broken = 0;
   unsigned delay_us = 0;
+  unsigned between_us = 0;
   std::string fail_name;
   int fail_calls = 0;
   int fail_with = 0;
@@ -94,16 +108,13 @@ void Work() {
   for (;;) {
     d.changed.wait(lock, [&] { return !d.queue.empty(); });
     const Copy one = d.queue.front();
-    const unsigned delay = d.delay_us;
+    const unsigned delay =
+        d.delay_us + (one.memory[1] != nullptr ? d.between_us : 0);
     lock.unlock();
     if (delay != 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
     }
-    if (one.to_host) {
-      std::memcpy(one.host, one.device, one.bytes);
-    } else {
-      std::memcpy(one.device, one.host, one.bytes);
-    }
+    std::memcpy(one.to, one.from, one.bytes);
     lock.lock();
     d.queue.pop_front();
     ++d.ended;
@@ -167,17 +178,13 @@ T NewHandle() {
   return reinterpret_cast<T>(D().next_handle += 16);
 }
 
-Result Allocate(Pointer* to, std::size_t bytes, bool managed) {
+// Makes both views of the allocation's file.
+Result Map(const std::shared_ptr<Allocation>& one, std::size_t size,
+           bool managed) {
   Driver& d = D();
-  auto one = std::make_shared<Allocation>();
-  one->size = (bytes + 4095) / 4096 * 4096;
-  one->file = ::memfd_create("fake-gpu", MFD_CLOEXEC);
-  if (one->file < 0 ||
-      ::ftruncate(one->file, static_cast<off_t>(one->size)) != 0) {
-    return kOutOfMemory;
-  }
+  one->size = size;
   const auto map = [&](int rights) {
-    void* at = ::mmap(nullptr, one->size, rights, MAP_SHARED, one->file, 0);
+    void* at = ::mmap(nullptr, size, rights, MAP_SHARED, one->file, 0);
     return at == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(at);
   };
   one->seen = map(managed ? PROT_READ | PROT_WRITE : PROT_NONE);
@@ -186,8 +193,23 @@ Result Allocate(Pointer* to, std::size_t bytes, bool managed) {
   one->context = tls_contexts.back();
   one->id = d.next_id++;
   one->managed = managed;
+  return kSuccess;
+}
+
+Result Allocate(Pointer* to, std::size_t bytes, bool managed) {
+  auto one = std::make_shared<Allocation>();
+  const std::size_t size = (bytes + 4095) / 4096 * 4096;
+  one->file = ::memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (one->file < 0 || ::ftruncate(one->file, static_cast<off_t>(size)) != 0) {
+    return kOutOfMemory;
+  }
+  // With FAKE_CUDA_PLAIN a CPU may touch it, and a kernel register it.
+  const bool plain = std::getenv("FAKE_CUDA_PLAIN") != nullptr;
+  const Result result = Map(one, size, managed || plain);
+  one->managed = managed;
+  if (result != kSuccess) return result;
   *to = reinterpret_cast<Pointer>(one->seen);
-  d.memory[*to] = std::move(one);
+  D().memory[*to] = std::move(one);
   return kSuccess;
 }
 
@@ -200,24 +222,38 @@ std::size_t Registered(const void* at, std::size_t bytes) {
   return begin + bytes <= found->first + found->second ? found->second : 0;
 }
 
-Result Begin(Pointer device, void* host, std::size_t bytes, bool to_host) {
+// A scripted failure of the next copy, or kSuccess.
+Result FailsNow() {
   Driver& d = D();
   if (d.fail_after == 0) {
     d.fail_after = -1;
     return d.fail_result;
   }
   if (d.fail_after > 0) --d.fail_after;
+  return kSuccess;
+}
+
+void Enqueue(Copy copy) {
+  Driver& d = D();
+  d.queue.push_back(std::move(copy));
+  ++d.begun;
+  d.counts.most_at_once =
+      std::max<std::uint64_t>(d.counts.most_at_once, d.queue.size());
+  d.changed.notify_all();
+}
+
+Result Begin(Pointer device, void* host, std::size_t bytes, bool to_host) {
+  Driver& d = D();
+  if (const Result result = FailsNow(); result != kSuccess) return result;
   const auto memory = Containing(device, bytes);
   if (memory == nullptr) return kInvalidValue;
   const auto offset = device - reinterpret_cast<Pointer>(memory->seen);
   const std::size_t range = Registered(host, bytes);
   if (range == 0) ++d.counts.pageable;
   if (range != 0 && range <= 1024 * 1024) d.counts.small += bytes;
-  d.queue.push_back({memory, memory->device + offset, host, bytes, to_host});
-  ++d.begun;
-  d.counts.most_at_once =
-      std::max<std::uint64_t>(d.counts.most_at_once, d.queue.size());
-  d.changed.notify_all();
+  std::uint8_t* const at = memory->device + offset;
+  Enqueue(to_host ? Copy{{memory, nullptr}, host, at, bytes}
+                  : Copy{{memory, nullptr}, at, host, bytes});
   return kSuccess;
 }
 
@@ -349,6 +385,12 @@ Result cuMemcpyDtoH_v2(void* to, Pointer from, std::size_t bytes) {
   std::memcpy(to,
               memory->device + (from - reinterpret_cast<Pointer>(memory->seen)),
               bytes);
+  // Every second copy is wrong.
+  static int spoiled = 0;
+  if (bytes != 0 && std::getenv("FAKE_CUDA_SPOILS") != nullptr &&
+      ++spoiled % 2 == 0) {
+    static_cast<char*>(to)[bytes / 2] ^= 1;
+  }
   return kSuccess;
 }
 Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t bytes,
@@ -359,6 +401,71 @@ Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t bytes,
 Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, std::size_t bytes, Stream) {
   BEGIN(true);
   return Begin(from, to, bytes, true);
+}
+
+Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t bytes,
+                            Stream) {
+  BEGIN(true);
+  if (const Result result = FailsNow(); result != kSuccess) return result;
+  const auto one = Containing(to, bytes);
+  const auto other = Containing(from, bytes);
+  if (one == nullptr || other == nullptr) return kInvalidValue;
+  d.counts.between += bytes;
+  Enqueue({{one, other},
+           one->device + (to - reinterpret_cast<Pointer>(one->seen)),
+           other->device + (from - reinterpret_cast<Pointer>(other->seen)),
+           bytes});
+  return kSuccess;
+}
+
+// As the driver's: by its base, and not for memory of other kinds.
+Result cuIpcGetMemHandle(IpcHandle* handle, Pointer at) {
+  BEGIN(true);
+  const auto found = d.memory.find(at);
+  if (found == d.memory.end() || found->second->managed ||
+      found->second->imported) {
+    return kInvalidValue;
+  }
+  struct stat file {};
+  ::fstat(found->second->file, &file);
+  const Handle made{kMagic, ::getpid(), found->second->file, file.st_ino,
+                    found->second->size};
+  *handle = {};
+  std::memcpy(handle, &made, sizeof made);
+  return kSuccess;
+}
+// The handle may be anything.  No process opens its own memory.
+Result cuIpcOpenMemHandle_v2(Pointer* at, IpcHandle handle, unsigned) {
+  BEGIN(true);
+  Handle told;
+  std::memcpy(&told, &handle, sizeof told);
+  if (told.magic != kMagic) return kInvalidHandle;
+  if (told.pid == ::getpid()) return kInvalidContext;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/fd/%d", told.pid, told.file);
+  auto one = std::make_shared<Allocation>();
+  one->file = ::open(path, O_RDWR | O_CLOEXEC);
+  struct stat file {};
+  if (one->file < 0 || ::fstat(one->file, &file) != 0 ||
+      file.st_ino != told.inode) {
+    return kInvalidHandle;
+  }
+  one->imported = true;
+  const Result result = Map(one, static_cast<std::size_t>(file.st_size), false);
+  if (result != kSuccess) return result;
+  *at = reinterpret_cast<Pointer>(one->seen);
+  d.memory[*at] = std::move(one);
+  ++d.counts.opened;
+  return kSuccess;
+}
+Result cuIpcCloseMemHandle(Pointer at) {
+  BEGIN(true);
+  Drain(&call.lock());
+  const auto found = d.memory.find(at);
+  if (found == d.memory.end() || !found->second->imported) return kInvalidValue;
+  d.memory.erase(found);
+  --d.counts.opened;
+  return kSuccess;
 }
 
 Result cuPointerGetAttribute(void* value, int attribute, Pointer at) {
@@ -406,6 +513,11 @@ Result cuStreamCreate(Stream* stream, unsigned) {
 Result cuStreamDestroy_v2(Stream stream) {
   BEGIN(true);
   return d.streams.erase(stream) != 0 ? kSuccess : kInvalidHandle;
+}
+Result cuStreamQuery(Stream stream) {
+  BEGIN(false);
+  if (d.streams.count(stream) == 0) return kInvalidHandle;
+  return d.ended >= d.begun ? kSuccess : kNotReady;
 }
 Result cuEventCreate(Event* event, unsigned) {
   BEGIN(true);
@@ -482,6 +594,10 @@ void fake_cuda_break(int result) {
 void fake_cuda_delay(unsigned us) {
   const std::lock_guard hold(D().mutex);
   D().delay_us = us;
+}
+void fake_cuda_delay_between(unsigned us) {
+  const std::lock_guard hold(D().mutex);
+  D().between_us = us;
 }
 void fake_cuda_fail_copy(int copies, int result) {
   const std::lock_guard hold(D().mutex);

@@ -13,8 +13,10 @@ struct Counts {
   std::uint64_t exports;       // dma-bufs made
   std::uint64_t registered;    // ranges of host memory, now
   std::uint64_t streams;       // that live, now
-  std::uint64_t small;  // bytes copied with a host range of at most 1 MiB
-  std::uint64_t twice;  // ranges that were to be registered twice
+  std::uint64_t small;    // bytes copied with a host range of at most 1 MiB
+  std::uint64_t twice;    // ranges that were to be registered twice
+  std::uint64_t between;  // bytes copied from device to device
+  std::uint64_t opened;   // allocations of other processes, now
 };
 
 }  // namespace fake_cuda
@@ -24,6 +26,8 @@ extern "C" {
 void fake_cuda_break(int result);
 // Each copy takes so long.
 void fake_cuda_delay(unsigned us);
+// Each copy from device to device takes so much longer.
+void fake_cuda_delay_between(unsigned us);
 // The copy after `copies` more says `result`.
 void fake_cuda_fail_copy(int copies, int result);
 // Every call of that name says `result` behind the next `calls`, until `name`

@@ -207,6 +207,15 @@ TEST_P(RingCopiesTest, EachCallFails) {
   }
 }
 
+// A copy that has begun goes on, whatever the driver says of its event.
+TEST_P(RingCopiesTest, WithoutEvents) {
+  const Buffer from(kSize), to(kSize);
+  Transfer(from, to, 30);
+  FailCall("cuEventRecord", 0, 999);
+  Delay(1000);
+  Transfer(from, to, 31);
+}
+
 TEST_P(RingCopiesTest, MemoryFreedWhileItIsSent) {
   Buffer from(kSize);
   const auto bytes = Pattern(kSize, 10);
@@ -251,6 +260,22 @@ TEST_P(RingCopiesTest, CopyThatDoesNotEnd) {
   const Buffer to(kSize);
   ASSERT_TRUE(Promoted());
   Transfer(from, to, 11);
+}
+
+// The stream comes back from each, though no such lane is ever given back.
+TEST_P(RingCopiesTest, CopiesThatDoNotEndOnTwoLanes) {
+  const Buffer from(kSize);
+  for (int turn = 0; turn < 2; ++turn) {
+    ASSERT_TRUE(Promoted()) << turn;
+    Delay(11'000'000);
+    rcs_sent sent{};
+    EXPECT_EQ(rcs_send_registered(one_, from.at(), 60'000, 0, &sent), -1);
+    EXPECT_EQ(errno, ETIMEDOUT);
+    Delay(0);
+  }
+  const Buffer to(kSize);
+  ASSERT_TRUE(Promoted());
+  Transfer(from, to, 32);
 }
 
 // The device may still read from the ring, and write what it reads to the

@@ -17,6 +17,14 @@ case $RDMA_DEV in
   siw*) has "verbs" "^ok +$RDMA_DEV +two QPs over $RDMA_IP: SEND/RECV, WRITE, READ verified" ;;
   *) has "verbs" "^ok +$RDMA_DEV +two QPs over $RDMA_IP: SEND/RECV, WRITE, READ, WRITE_WITH_IMM verified" ;;
 esac
+# The lab over memory of a GPU, which is plain memory here: the device registers
+# it by its address.
+out=$(LD_LIBRARY_PATH=$FAKE_CUDA_DIR FAKE_CUDA_PLAIN=1 \
+  "$RCSOCK_TOOL" doctor-probe gpu-verbs "$RDMA_IP" 0)
+has "the lab" '"failed":"","good":"SEND/RECV, WRITE, READ(, WRITE_WITH_IMM)?"'
+out=$(LD_LIBRARY_PATH=$FAKE_CUDA_DIR "$RCSOCK_TOOL" doctor-probe gpu-verbs "$RDMA_IP" 0)
+has "the lab, not registered" '"refused":true'
+out=$("$RCSOCK_TOOL" doctor "$PEER_IP" 2>&1)
 has "the shm loop" "^ok +shm lane +lane shm open"
 has "the route" "^ok +route +$PEER_IP is reached through $RDMA_DEV"
 has "the lane" "^ok +to $PEER_IP +lane rdma on $RDMA_DEV open .* 500 round trips verified"

@@ -92,7 +92,15 @@ struct alignas(64) ControlLine {
   // When this side sent its first message since the peer armed its bell, by
   // base::Ticks(): Lane::Came.
   std::atomic<std::uint64_t> came;
+  // This side's offer of a device's memory: OfferWord. What it names lies at
+  // the front of this side's ring, which is empty meanwhile. The peer writes
+  // the word, too.
+  std::atomic<std::uint64_t> offer;
+  // 1: a thread of this side looks for the peer's offer. Builds without offers
+  // leave 0 there.
+  std::atomic<std::uint32_t> takes;
 };
+static_assert(sizeof(ControlLine) == 64);
 
 // On lines of their own, since the peer bumps them.
 struct alignas(64) FutexLine {
@@ -231,6 +239,8 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(ControlLine, more)},
                              std::uint64_t{offsetof(ControlLine, left)},
                              std::uint64_t{offsetof(ControlLine, came)},
+                             std::uint64_t{offsetof(ControlLine, offer)},
+                             std::uint64_t{offsetof(ControlLine, takes)},
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
@@ -242,7 +252,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0x5094fae4d1918530, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x245d8ea3a52ca108, "then kMemoryVersion too");
 
 // The fence between this side's store and its look at what the other side
 // stores. Dekker's argument needs it on both sides (lib/base/barrier.h).

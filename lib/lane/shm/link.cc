@@ -201,9 +201,10 @@ std::unique_ptr<Lane> Link::OpenLane(int index) {
 void Link::Scrub(int index) {
   const StreamMemory memory = state_->stream(index);
   // Memory that was never used still reads as zero. Scrub leaves it untouched,
-  // and so unallocated.
-  if (memory.hot == nullptr || !state_->WasOpen(index) ||
-      state_->IsOpen(index)) {
+  // and so unallocated. The peer may use it from now on, and this end may give
+  // up before it opens the stream.
+  if (memory.hot == nullptr || state_->IsOpen(index) ||
+      !state_->MarkUsed(index)) {
     return;
   }
   for (int side = 0; side < 2; ++side) {
@@ -214,6 +215,8 @@ void Link::Scrub(int index) {
     control.more.store(0, std::memory_order_relaxed);
     control.left.store(0, std::memory_order_relaxed);
     control.came.store(0, std::memory_order_relaxed);
+    control.offer.store(0, std::memory_order_relaxed);
+    control.takes.store(0, std::memory_order_relaxed);
     memory.hot->reached[side].messages.store(0, std::memory_order_relaxed);
   }
   for (std::uint32_t n = 0; n < kSlots; ++n) {
@@ -229,6 +232,8 @@ void Link::Trim(int index) {
   const StreamMemory memory = state_->stream(index);
   ::madvise(memory.bytes, 2 * kRingBytes, MADV_REMOVE);
 }
+
+void Link::PassMemory() { state_->PassMemory(); }
 
 void Link::SetCookie(int index, void* cookie) {
   state_->SetCookie(index, cookie);

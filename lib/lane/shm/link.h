@@ -72,6 +72,9 @@ class Link {
   // Side 0: makes the stream's slots read as empty again for reuse. Requires
   // that neither end has the stream open.
   void Scrub(int index);
+  // From now on this side passes memory of devices to the peer, and opens what
+  // the peer passes.
+  void PassMemory();
   // What completions of that stream carry (Completion::cookie); null: it has
   // none.
   void SetCookie(int index, void* cookie);

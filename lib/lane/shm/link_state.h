@@ -40,8 +40,9 @@ class LinkState {
   bool Open(int index);
   void Close(int index);
   bool IsOpen(int index) const;
-  // Returns true if this side ever had the stream open.
-  bool WasOpen(int index) const;
+  // Notes that an end may open the stream from now on.  Returns true if one
+  // could before.
+  bool MarkUsed(int index);
   void SetCookie(int index, void* cookie);
   // Where the lane is, for prefetches.
   void SetLane(int index, const void* lane);
@@ -57,6 +58,8 @@ class LinkState {
     return ring_bytes_.load(std::memory_order_relaxed);
   }
   void SetPeerBell(int k, base::UniqueFd fd);
+  void PassMemory() { passes_.store(true, std::memory_order_relaxed); }
+  bool passes() const { return passes_.load(std::memory_order_relaxed); }
   // Sets the stream's bit in the peer's bitmap for that bell.
   void Mark(Ready what, int bell, int index) {
     Mark(1 - side_, what, bell, index);
@@ -210,7 +213,7 @@ class LinkState {
     Segment* memory;
     HotMemory* hot = nullptr;  // of the segment's first stream
     std::atomic<std::uint64_t> open{0};
-    std::atomic<std::uint64_t> was_open{0};
+    std::atomic<std::uint64_t> used{0};
     Near near[kSegmentStreams] = {};
     std::atomic<std::uint8_t> bells[kSegmentStreams] = {};
     // This process's threads sleep on these words as well. No peer maps them.
@@ -255,6 +258,7 @@ class LinkState {
   std::atomic<SegmentState*> table_[kMaxSegments] = {};
   std::atomic<base::Reason> dead_{base::Reason::kNone};
   std::atomic<std::uint32_t> ring_bytes_{kRingBytes};
+  std::atomic<bool> passes_{false};
   std::atomic<const BellPage*> peer_bells_{nullptr};
   std::atomic<int> peer_fds_[kBells];
   std::atomic<std::uint64_t> kicked_[kBells] =

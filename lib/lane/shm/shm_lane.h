@@ -13,6 +13,7 @@
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/lane/shm/link_state.h"
+#include "lib/lane/shm/passing.h"
 #include "lib/lane/shm/record_copy.h"
 #include "lib/ring/rx.h"
 #include "lib/ring/tx.h"
@@ -138,8 +139,13 @@ class ShmLane final : public Lane {
   std::size_t PostClaimed(std::size_t n);
   // Returns true if a thread has found no room meanwhile, or before.
   bool EndFill();
-  // A copy into or out of a ring did not end, so the stream has to leave.
-  void LoseRing() { Fail(base::Reason::kLaneError); }
+  // A copy into a ring or out of it did not end: the stream has to leave, and
+  // the memory stays.
+  void LoseRing() {
+    lost_.store(true, std::memory_order_release);
+    Fail(base::Reason::kLaneError);
+  }
+  bool Lost() const override { return lost_.load(std::memory_order_acquire); }
   // Under the rx latch. BeginDrain returns false if another call copies out of
   // the ring. RxNow is where a look ahead begins.
   bool BeginDrain() { return !std::exchange(drains_, true); }
@@ -150,9 +156,34 @@ class ShmLane final : public Lane {
   std::size_t LookAhead(ring::Rx* ahead, std::size_t want,
                         const std::byte** at) const;
   bool HasPages() const override {
-    return tx_pages_.pages != nullptr || rx_pages_.pages != nullptr;
+    return tx_pages_.pages != nullptr || rx_pages_.pages != nullptr ||
+           imports_ != nullptr;
   }
   void EndPages() override;
+
+  // --- A device's memory is passed to the peer ------------------------------
+  // Returns true if a thread of the peer looks for an offer now.
+  bool PeerTakesOffers() const;
+  // Offers bytes, within BeginFill. Returns false if the receiver has not yet
+  // taken all that was sent, or the lane is over. Until Withdraw nothing else
+  // is sent. Needs the tx latch.
+  bool Offer(const gpu::Passed& what);
+  // How many of them the peer says to have taken by now.
+  std::uint64_t OfferTaken() const;
+  // Returns how many bytes the last offer has sent, once it is withdrawn.
+  std::uint64_t offer_sent() const { return offer_.taken; }
+  std::uint64_t Withdraw() override;
+  // From TakeOffers to TakeNoOffers the peer may offer bytes to the thread that
+  // drains the ring. TakeOffers returns false if this end takes none.
+  bool TakeOffers(const gpu::Memory& memory);
+  void TakeNoOffers();
+  // Returns whether there is an offer, and the bytes that are next. Needs the
+  // rx latch, as TakeOffered does.
+  bool SeeOffer(SeenOffer* seen) const;
+  Imports* imports() { return imports_.get(); }
+  // Takes the next bytes of that offer, which have been copied. Returns false
+  // if it has been withdrawn: then none of them count. Changes *word.
+  bool TakeOffered(std::uint64_t* word, std::uint64_t bytes);
 
  private:
   friend class lane::LandedReader;
@@ -382,6 +413,9 @@ class ShmLane final : public Lane {
   // The pages of the thread that fills, and of the thread that drains.
   Pages tx_pages_;
   Pages rx_pages_;
+  std::unique_ptr<Imports> imports_;
+  OwnOffer offer_;  // under the tx latch
+  std::atomic<bool> lost_{false};
 
   // Apart, so that the lanes of thousands of streams lie on few pages.
   ring::Sent* const table_;

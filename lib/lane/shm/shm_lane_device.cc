@@ -29,6 +29,8 @@ void ShmLane::EndPages() {
     if (of->pages != nullptr) of->pages->End();
     of->pages.reset();
   }
+  if (imports_ != nullptr) imports_->End();
+  imports_.reset();
 }
 
 void ShmLane::SetBound(std::uint32_t bytes) {
@@ -44,6 +46,7 @@ void ShmLane::SetBound(std::uint32_t bytes) {
 bool ShmLane::BeginFill() {
   if (fills_ || tx_.bounded() || Closed()) return false;
   fills_ = true;
+  offer_.made = false;
   put_off_ = 0;
   // Other sends find no room, by the fields that they look at anyway.
   tx_.Bound(0);
@@ -80,8 +83,9 @@ bool ShmLane::EndFill() {
   fills_ = false;
   SetBound(std::exchange(put_off_, 0));
   // A thread that has found no room meanwhile looks again.
-  if (starved_) WakeLocal();
-  return starved_;
+  const bool wakes = starved_ || offer_.made;
+  if (wakes) WakeLocal();
+  return wakes;
 }
 
 std::size_t ShmLane::LookAhead(ring::Rx* ahead, std::size_t want,

@@ -53,6 +53,7 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->gpu_slot_bytes = gpu::counts.slots.load(std::memory_order_relaxed);
   head->gpu_ring_bytes = gpu::counts.rings.load(std::memory_order_relaxed);
   head->gpu_device_bytes = gpu::counts.devices.load(std::memory_order_relaxed);
+  head->gpu_passed_bytes = gpu::counts.passed.load(std::memory_order_relaxed);
   head->pinned_bytes = base::PinCount::Total();
   head->pinned_peak = base::PinCount::Peak();
   const base::Config& config = base::GetConfig();

@@ -65,6 +65,7 @@ struct SnapshotHead {
   std::uint64_t gpu_slot_bytes;
   std::uint64_t gpu_ring_bytes;
   std::uint64_t gpu_device_bytes;
+  std::uint64_t gpu_passed_bytes;
 };
 
 struct SnapshotStream {

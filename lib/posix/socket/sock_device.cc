@@ -1,4 +1,5 @@
-// Copies between a device's memory and the rings of a lane in shared memory.
+// Copies between a device's memory and the rings of a lane in shared memory, or
+// between the devices of both ends.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <ctime>
 #include <memory>
 #include <new>
@@ -28,17 +30,30 @@ constexpr std::size_t kPiece = 64 * 1024;
 constexpr std::uint64_t kPatienceNs = 100'000;
 // A copy of a piece takes some 3 to 20 us.
 constexpr std::uint64_t kSpinNs = 200'000;
+// Fewer bytes are not worth a word with the peer.
+constexpr std::size_t kLeastPassed = 256 * 1024;
+// One copy from device to device.  The peer takes so much at once, or nothing.
+constexpr std::size_t kPassedPiece = 32 * 1024 * 1024;
+// How long an offer stays without a byte taken, and how long one call makes
+// offers: no handler runs meanwhile.
+constexpr std::uint64_t kOfferNs = 50'000'000;
+constexpr std::uint64_t kOffersNs = 1'000'000'000;
+// How long the sender waits for an empty ring to make one.
+constexpr std::uint64_t kEmptyNs = 1'000'000;
+// After so many offers that the peer does not take, a call makes no more.
+constexpr int kMostRefused = 3;
 
 }  // namespace
 
 // Copies of one call, in the order in which they began.  They run without a
 // latch: a device may take its time, and the conductor takes the latches of all
 // streams.  So the lane is pinned, as by a thread that sleeps on it.  The
-// stream may leave it meanwhile; what has not been posted or taken by then goes
-// by the way that the stream is on.
+// stream may leave the lane meanwhile; what has not been posted or taken by
+// then goes by the way that the stream is on.
 class Placement::RingCopies {
  public:
-  RingCopies(Sock* sock, gpu::Pipe* pipe) : sock_(sock), pipe_(pipe) {}
+  RingCopies(Sock* sock, DeviceCopy* copy)
+      : sock_(sock), copy_(copy), pipe_(copy->pipe) {}
   RingCopies(const RingCopies&) = delete;
   RingCopies& operator=(const RingCopies&) = delete;
 
@@ -73,15 +88,16 @@ class Placement::RingCopies {
     sock_->stream_->Progress();
     sock_->HandleChanges();
   }
-  // Call it without a latch.  A copy that did not end may still touch the ring,
-  // so the lane is never given back.
+  // Call it without a latch.  A copy that did not end may still touch the ring.
+  // Such a lane is lost (LoseRing), and no thread destroys the lane or its
+  // stream.
   void Unpin() {
     if (lane_ == nullptr) return;
+    pins_->fetch_sub(1, std::memory_order_seq_cst);
     if (hung_) {
       new std::shared_ptr<Sock>(std::move(kept_));
       return;
     }
-    pins_->fetch_sub(1, std::memory_order_seq_cst);
     kept_.reset();
   }
 
@@ -122,16 +138,16 @@ class Placement::RingCopies {
   }
   // Copies until `length` bytes are done, or no more can be.  `begin` begins
   // one copy, and returns false if there is none to begin now.  `end` takes the
-  // bytes of a copy that has ended.  `patient` returns whether to wait for the
-  // peer if nothing is under way.
-  template <class Begin, class End, class Patient>
-  void Copy(std::size_t length, Begin&& begin, End&& end, Patient&& patient) {
+  // bytes of a copy that has ended.  `idle` returns whether to look again if
+  // nothing is under way.
+  template <class Begin, class End, class Idle>
+  void Copy(std::size_t length, Begin&& begin, End&& end, Idle&& idle) {
     while (!hung_) {
       while (MayBegin() && begun_ < length && begin()) {
       }
       if (UnderWay()) {
         end(Ended());
-      } else if (ends_ || error_ != 0 || done_ == length || !Waits(patient())) {
+      } else if (ends_ || error_ != 0 || done_ == length || !idle()) {
         break;
       }
     }
@@ -145,6 +161,7 @@ class Placement::RingCopies {
   }
 
   Sock* const sock_;
+  DeviceCopy* const copy_;
   gpu::Pipe* const pipe_;
   lane::shm::ShmLane* lane_ = nullptr;
   std::atomic<int>* pins_ = nullptr;
@@ -166,18 +183,18 @@ class Placement::Fill : RingCopies {
  public:
   using RingCopies::RingCopies;
 
-  ssize_t Run(int fd, gpu::Memory* memory, const std::byte* from,
-              std::size_t length, bool patient, int* error) {
+  ssize_t Run(const std::byte* from, std::size_t length) {
     {
       const base::LatchGuard hold(sock_->tx_latch);
-      if (!Pin(fd, true)) return -1;
+      if (!Pin(copy_->fd, true)) return -1;
       fills_ = lane_->BeginFill();
     }
-    const bool can = fills_ && lane_->NeedPages(true, memory);
+    const bool can = fills_ && lane_->NeedPages(true, copy_->memory);
     if (can) {
       Copy(
           length, [&] { return Begin(from, length); },
-          [&](std::size_t bytes) { Post(bytes); }, [&] { return patient; });
+          [&](std::size_t bytes) { Post(bytes); },
+          [&] { return Idle(from, length); });
     }
     if (hung_) {
       LoseRing();
@@ -188,13 +205,87 @@ class Placement::Fill : RingCopies {
       if (lane_->EndFill() && On(true)) sock_->Wake(true);
     }
     Unpin();
-    *error = error_;
+    copy_->error = error_;
     return can ? static_cast<ssize_t>(done_) : -1;
   }
 
  private:
+  // Returns whether to offer the rest, once the ring is empty.
+  bool MayPass(std::size_t rest) const {
+    return copy_->patient && rest >= kLeastPassed && refused_ < kMostRefused &&
+           lane_->PeerTakesOffers() &&
+           (offers_ns_ == 0 || base::NowNs() - offers_ns_ < kOffersNs);
+  }
+  bool Idle(const std::byte* from, std::size_t length) {
+    if (!MayPass(length - done_)) return Waits(copy_->patient);
+    if (offers_ns_ == 0) offers_ns_ = base::NowNs();
+    if (!Pass(from + done_, length - done_)) ++refused_;
+    waits_ns_ = 0;
+    return true;
+  }
+  // Offers these bytes to the peer, and waits while it takes them.  Returns
+  // whether it has taken some.
+  bool Pass(const std::byte* from, std::size_t length) {
+    gpu::Passed what;
+    if (copy_->memory->Pass(from, length, &what) != 0 ||
+        what.length < kLeastPassed) {
+      refused_ = kMostRefused;
+      return false;
+    }
+    if (!Offer(what)) return false;
+    AwaitTaken(what.length);
+    std::uint64_t sent = 0;
+    {
+      const base::LatchGuard hold(sock_->tx_latch);
+      // A stream that has left the lane meanwhile has counted these bytes.
+      sock_->quick_.tx += lane_->Withdraw();
+      sent = lane_->offer_sent();
+    }
+    done_ += sent;
+    begun_ = done_;
+    copy_->passed += sent;
+    return sent != 0;
+  }
+  // Makes the offer once the peer has taken all that lies before it.
+  bool Offer(const gpu::Passed& what) {
+    const std::uint64_t began = base::NowNs();
+    while (base::NowNs() - began < kEmptyNs) {
+      {
+        const base::LatchGuard hold(sock_->tx_latch);
+        ends_ = !On(true);
+        if (ends_) return false;
+        if (lane_->Offer(what)) return true;
+      }
+      if (!lane_->PeerTakesOffers()) return false;
+      base::LookOnce();
+    }
+    return false;
+  }
+  // Waits while the peer copies.  Whenever the wait ends, the offer's word says
+  // how much of the offer counts.  The peer's device harms nothing by reading
+  // on.
+  void AwaitTaken(std::uint64_t length) {
+    std::uint64_t seen = 0;
+    std::uint64_t since = base::NowNs();
+    for (;;) {
+      const std::uint64_t taken = lane_->OfferTaken();
+      if (taken >= length || !lane_->PeerTakesOffers()) return;
+      const std::uint64_t now = base::NowNs();
+      if (taken != seen) since = now;
+      seen = taken;
+      if (now - since > kOfferNs || now - offers_ns_ > kOffersNs) return;
+      if (now - since > kSpinNs) {
+        const timespec nap{0, 50'000};
+        ::syscall(SYS_nanosleep, &nap, nullptr);
+      } else {
+        base::LookOnce();
+      }
+    }
+  }
   // Returns false if there is no room now.
   bool Begin(const std::byte* from, std::size_t length) {
+    // The ring runs empty first.
+    if (MayPass(length - begun_)) return false;
     std::byte* to = nullptr;
     std::size_t n = 0;
     {
@@ -225,28 +316,32 @@ class Placement::Fill : RingCopies {
   }
 
   bool fills_ = false;
+  int refused_ = 0;              // offers of which the peer has taken nothing
+  std::uint64_t offers_ns_ = 0;  // the first offer
 };
 
 class Placement::Drain : RingCopies {
  public:
   using RingCopies::RingCopies;
 
-  ssize_t Run(int fd, gpu::Memory* memory, std::byte* to, std::size_t length,
-              bool patient, int* error) {
+  ssize_t Run(std::byte* to, std::size_t length) {
     bool drains = false;
     {
       const base::LatchGuard hold(sock_->rx_latch);
-      if (!Pin(fd, false)) return -1;
+      if (!Pin(copy_->fd, false)) return -1;
       drains = lane_->BeginDrain();
       ahead_.emplace(lane_->RxNow());
       start_ = sock_->stream_->rx_off();
     }
-    const bool can = drains && lane_->NeedPages(false, memory);
+    const bool can = drains && lane_->NeedPages(false, copy_->memory);
     if (can) {
+      takes_ = copy_->patient && length >= kLeastPassed &&
+               lane_->TakeOffers(*copy_->memory);
       Copy(
           length, [&] { return Begin(to, length); },
           [&](std::size_t bytes) { Take(bytes); },
-          [&] { return patient && done_ != 0; });
+          [&] { return Idle(to, length); });
+      TakeNoOffers();
     }
     if (hung_) {
       LoseRing();
@@ -255,7 +350,7 @@ class Placement::Drain : RingCopies {
       lane_->EndDrain();
     }
     Unpin();
-    *error = error_;
+    copy_->error = error_;
     return can ? static_cast<ssize_t>(done_) : -1;
   }
 
@@ -292,22 +387,102 @@ class Placement::Drain : RingCopies {
     ends_ = n != bytes;
   }
 
+  bool Idle(std::byte* to, std::size_t length) {
+    lane::shm::SeenOffer seen;
+    if (takes_ && See(&seen)) {
+      const std::size_t before = done_;
+      if (offers_ns_ == 0) offers_ns_ = base::NowNs();
+      TakePassed(seen, to, length);
+      // No handler runs meanwhile.  A peer that takes back what it offers, or
+      // offers little at a time, keeps this thread no longer than an honest
+      // one.
+      if (done_ == before) ++withdrawals_;
+      if (withdrawals_ >= kMostRefused ||
+          base::NowNs() - offers_ns_ > kOffersNs) {
+        TakeNoOffers();
+      }
+      waits_ns_ = 0;
+      return !ends_;
+    }
+    return Waits(copy_->patient && done_ != 0);
+  }
+  bool See(lane::shm::SeenOffer* seen) {
+    const base::LatchGuard hold(sock_->rx_latch);
+    ends_ = !Still();
+    return !ends_ && lane_->SeeOffer(seen);
+  }
+  // The rest of the call goes by the ring.
+  void TakeNoOffers() {
+    if (takes_) lane_->TakeNoOffers();
+    takes_ = false;
+  }
+  // Copies from the peer's device.  Whatever fails, the peer sends these bytes
+  // by the ring.
+  void TakePassed(const lane::shm::SeenOffer& seen, std::byte* to,
+                  std::size_t length) {
+    const std::uint64_t taken = lane::shm::OfferWord::Decode(seen.word).taken;
+    lane::shm::Imports* const imports = lane_->imports();
+    const auto import = imports->Find(copy_->memory, seen.what);
+    const void* const from =
+        import == nullptr ? nullptr
+                          : import->At(seen.what.offset, seen.what.length);
+    if (from == nullptr) return TakeNoOffers();
+    word_ = seen.word;
+    withdrawn_ = false;
+    const std::size_t start = done_;
+    const std::size_t end =
+        start +
+        std::min<std::uint64_t>(seen.what.length - taken, length - start);
+    const auto* const next = static_cast<const std::byte*>(from) + taken;
+    Copy(
+        end,
+        [&] {
+          const std::size_t n = std::min(kPassedPiece, end - begun_);
+          return !withdrawn_ &&
+                 BeginPassed(next + (begun_ - start), to + begun_, n);
+        },
+        [&](std::size_t bytes) { Commit(bytes); }, [] { return false; });
+    // What was under way behind bytes that do not count has ended, too.
+    begun_ = done_;
+    if (hung_ || error_ == 0) return;
+    error_ = 0;
+    failed_ = false;
+    imports->refused = copy_->memory->context();
+    TakeNoOffers();
+  }
+  bool BeginPassed(const std::byte* from, std::byte* to, std::size_t bytes) {
+    Begun(bytes, pipe_->OnDevices(slot(), to, from, bytes));
+    return error_ == 0;
+  }
+  void Commit(std::size_t bytes) {
+    if (bytes == 0 || withdrawn_) return;
+    const base::LatchGuard hold(sock_->rx_latch);
+    withdrawn_ = !Still() || !lane_->TakeOffered(&word_, bytes);
+    if (withdrawn_) return;
+    sock_->quick_.rx += bytes;
+    done_ += bytes;
+    copy_->passed += bytes;
+  }
+
   std::optional<ring::Rx> ahead_;
   std::uint64_t start_ = 0;  // of the stream's bytes
+  bool takes_ = false;       // the peer may offer
+  std::uint64_t word_ = 0;   // the offer's, as this end knows it
+  bool withdrawn_ = false;
+  int withdrawals_ = 0;          // offers of which nothing could be taken
+  std::uint64_t offers_ns_ = 0;  // the first offer
 };
 
-ssize_t Placement::FillRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe,
-                            const std::byte* from, std::size_t length,
-                            bool patient, int* error) {
+ssize_t Placement::FillRing(const std::byte* from, std::size_t length,
+                            DeviceCopy* copy) {
   const Critical critical;
-  return Fill(sock_, pipe).Run(fd, memory, from, length, patient, error);
+  return Fill(sock_, copy).Run(from, length);
 }
 
-ssize_t Placement::DrainRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe,
-                             std::byte* to, std::size_t length, bool patient,
-                             int* error) {
+ssize_t Placement::DrainRing(std::byte* to, std::size_t length,
+                             DeviceCopy* copy) {
   const Critical critical;
-  return Drain(sock_, pipe).Run(fd, memory, to, length, patient, error);
+  return Drain(sock_, copy).Run(to, length);
 }
 
 }  // namespace rcsock::posix

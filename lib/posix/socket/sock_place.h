@@ -47,16 +47,23 @@ class Placement {
   // names.  Returns the bytes, 0 if there is no room, -1 if there is no such
   // lane or the lane cannot.
   ssize_t SendDirect(int fd, const void* from, std::size_t length);
-  // A device's copies straight into the ring of a lane in shared memory, or out
-  // of it.  Each moves what it can without a sleep.  Returns the bytes, or -1
-  // if the stream is not on such a lane, or the driver does not take its ring.
-  // *error is the device's error behind these bytes.  `patient`: looks a while
-  // for room, or for more.  No handler runs meanwhile.
-  ssize_t FillRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe,
-                   const std::byte* from, std::size_t length, bool patient,
-                   int* error);
-  ssize_t DrainRing(int fd, gpu::Memory* memory, gpu::Pipe* pipe, std::byte* to,
-                    std::size_t length, bool patient, int* error);
+  // What a device copies for one call.
+  struct DeviceCopy {
+    int fd;
+    gpu::Memory* memory;
+    gpu::Pipe* pipe;
+    bool patient;  // looks a while for room, or for more, or has bytes passed
+    // Set by the copy.  The error of the device is behind the bytes.
+    int error = 0;
+    std::size_t passed = 0;  // from one device's memory to the other's
+  };
+  // A device copies straight into the ring of a lane in shared memory, or out
+  // of the ring, or between the devices of both ends.  FillRing and DrainRing
+  // move what they can without a sleep.  Both return the bytes, or -1 if the
+  // stream is not on such a lane, or the driver does not take its ring.  No
+  // handler runs meanwhile.
+  ssize_t FillRing(const std::byte* from, std::size_t length, DeviceCopy* copy);
+  ssize_t DrainRing(std::byte* to, std::size_t length, DeviceCopy* copy);
   // Returns the RDMA lane that the stream reads from, or null.  Requires the
   // rx_latch, as LaneOfSerial does.
   lane::rdma::QpLane* ReceivingLane();

@@ -109,7 +109,7 @@ std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
          "{\"budget\": %llu, \"memory\": %llu, \"idle_rings\": %llu}, "
          "\"in_place_bytes\": %llu, "
          "\"gpu_bytes\": {\"slots\": %llu, \"rings\": %llu, "
-         "\"devices\": %llu}, "
+         "\"devices\": %llu, \"passed\": %llu}, "
          "\"spun_us\": {\"all\": %llu, \"found\": %llu}, "
          "\"latches\": {\"interest\": %llu, \"conductor\": %llu, "
          "\"tables\": %llu}, "
@@ -119,9 +119,10 @@ std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
          Get(from.evicted_idle),
          static_cast<unsigned long long>(lane::rdma::InPlaceBytes()),
          Get(gpu::counts.slots), Get(gpu::counts.rings),
-         Get(gpu::counts.devices), Get(base::spun_ns) / 1'000,
-         Get(base::spun_well_ns) / 1'000, Taken(ProcessLatchOf::kInterest),
-         Taken(ProcessLatchOf::kConductor), Taken(ProcessLatchOf::kTables),
+         Get(gpu::counts.devices), Get(gpu::counts.passed),
+         Get(base::spun_ns) / 1'000, Get(base::spun_well_ns) / 1'000,
+         Taken(ProcessLatchOf::kInterest), Taken(ProcessLatchOf::kConductor),
+         Taken(ProcessLatchOf::kTables),
          static_cast<unsigned long long>(base::PinCount::Total()),
          static_cast<unsigned long long>(base::PinCount::Peak()));
   bool first = true;
@@ -228,6 +229,9 @@ void StatsForkChild() {
   report_latch.Reset();
   base::spun_ns.store(0, std::memory_order_relaxed);
   base::spun_well_ns.store(0, std::memory_order_relaxed);
+  for (auto& taken : base::process_latches_taken) {
+    taken.store(0, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace rcsock::posix

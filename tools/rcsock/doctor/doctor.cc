@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lib/base/policy.h"
 #include "tools/rcsock/counters/counters.h"
@@ -234,16 +235,30 @@ int ShowProgram(const DoctorOptions& options, Findings* findings) {
   return 0;
 }
 
-// Tries each device that the configuration allows.
-void TryDevices(const Reasons& rules, Findings* findings) {
+// Tries each device that the configuration allows. Returns these.
+std::vector<DeviceAddress> TryDevices(const Reasons& rules,
+                                      Findings* findings) {
+  std::vector<DeviceAddress> tried;
   for (const DeviceAddress& one : ExamineDevices(findings)) {
     if (rules.MayUseDevice(one.device, one.port)) {
       ExamineVerbs(one, findings);
+      tried.push_back(one);
     } else {
       findings->Note(one.device,
                      fmt::format("the configuration leaves it alone: streams "
                                  "over {} stay on TCP (device_left_alone)",
                                  one.text));
+    }
+  }
+  return tried;
+}
+
+// Tries each device over the memory of each GPU.
+void TryGpus(int gpus, const std::vector<DeviceAddress>& devices,
+             Findings* findings) {
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    for (const DeviceAddress& one : devices) {
+      ExamineGpuVerbs(one, gpu, findings);
     }
   }
 }
@@ -347,9 +362,10 @@ int Doctor(const DoctorOptions& options) {
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);
-  if (verbs) TryDevices(rules, &findings);
+  std::vector<DeviceAddress> devices;
+  if (verbs) devices = TryDevices(rules, &findings);
   ExamineSysfs(&findings);
-  ExamineGpus(SysfsRoot(), &findings);
+  TryGpus(ExamineGpus(SysfsRoot(), &findings), devices, &findings);
   Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())), set,
          rules.Against("shm", kLoopback, 0), &findings);
   if (!host.empty()) TryPeer(host, port, verbs, rules, set, &findings);

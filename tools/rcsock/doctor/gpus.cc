@@ -195,7 +195,7 @@ int GpusMain() {
   return 0;
 }
 
-void ExamineGpus(const fs::path& sysfs, Findings* findings) {
+int ExamineGpus(const fs::path& sysfs, Findings* findings) {
   constexpr int kPatienceMs = 20'000;
   Child child({"rcsock", "doctor-probe", "gpus", "", "0"}, nullptr);
   const auto told =
@@ -203,20 +203,20 @@ void ExamineGpus(const fs::path& sysfs, Findings* findings) {
   if (!told.is_object()) {
     findings->Bad("GPUs", "the driver does not answer",
                   "dmesg | tail; nvidia-smi");
-    return;
+    return 0;
   }
   if (!told.value("driver", false)) {
     if (HasGpu(sysfs)) {
       findings->Note("GPUs", "there is one, but no libcuda.so.1",
                      "apt install libcuda1 (of the driver's version)");
     }
-    return;
+    return 0;
   }
   if (const int result = told.value("result", 0); result != cuda::kSuccess) {
     findings->Note(
         "GPUs", fmt::format("libcuda.so.1 finds none (CUDA error {})", result),
         HasGpu(sysfs) ? "nvidia-smi; dmesg | tail" : "");
-    return;
+    return 0;
   }
   const int version = told.value("version", 0);
   int number = 0;
@@ -226,6 +226,7 @@ void ExamineGpus(const fs::path& sysfs, Findings* findings) {
   }
   findings->Note("GPUs", fmt::format("the driver has CUDA {}.{}",
                                      version / 1000, version % 1000 / 10));
+  return number;
 }
 
 }  // namespace rcsock::tools

@@ -37,8 +37,10 @@ std::vector<DeviceAddress> ExamineDevices(Findings* findings);
 // SEND, WRITE, READ and WRITE_WITH_IMM.  Runs in a process of its own, for a
 // driver may block in such a call for minutes.
 void ExamineVerbs(const DeviceAddress& address, Findings* findings);
-// The body of that process: prints one line of JSON.
-int VerbsMain(const std::string& address);
+// The same lab over memory of GPU `gpu`.
+void ExamineGpuVerbs(const DeviceAddress& address, int gpu, Findings* findings);
+// The body of that process: prints one line of JSON. `gpu`: -1 for host memory.
+int VerbsMain(const std::string& address, int gpu);
 // Reports whether an RDMA device leads from here to the peer.
 void ExamineRoute(const sockaddr_storage& peer, const std::string& name,
                   Findings* findings);

@@ -12,25 +12,27 @@
 #include <cerrno>
 #include <cstring>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "lib/base/clock.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/doctor/host.h"
+#include "tools/rcsock/doctor/lab_memory.h"
 #include "tools/rcsock/doctor/spawn.h"
 
 namespace rcsock::tools {
 namespace {
 
-constexpr std::size_t kBytes = 4096;
+constexpr std::size_t kBytes = LabMemory::kBytes;
 constexpr int kLimitMs = 3000;
 constexpr std::uint32_t kImmediate = 0x5ca1ab1e;
 
 struct Side {
   verbs::Pd pd;
   verbs::Cq cq;
-  alignas(4096) std::array<unsigned char, kBytes> memory{};
+  std::unique_ptr<LabMemory> memory;
   verbs::Mr mr;
   // The last member: its QP is destroyed first.
   verbs::Id id;
@@ -38,6 +40,19 @@ struct Side {
 
 class PingPong {
  public:
+  // Chooses the memory of both queue pairs: the host's, or that of GPU `gpu`.
+  // Returns "", or what has failed.
+  std::string SetMemory(int gpu) {
+    std::string bad;
+    for (Side* side : {&client_, &server_}) {
+      side->memory = LabMemory::Make(gpu, &bad);
+      if (!bad.empty()) return bad;
+    }
+    return "";
+  }
+  // Returns true if Connect has failed because a device did not register the
+  // memory.
+  bool refused() const { return refused_; }
   // Returns "", or what has failed.
   std::string Connect(const sockaddr_storage& at) {
     verbs::Error error;
@@ -103,25 +118,25 @@ class PingPong {
   bool iwarp() const { return verbs::IsIwarp(client_.id->verbs); }
 
   std::string SendRecv() {
-    Fill(&client_, 1);
-    Clear(&server_);
-    std::string bad = Post(&client_, IBV_WR_SEND);
+    std::string bad = Fill(&client_, 1);
+    if (bad.empty()) bad = Clear(&server_);
+    if (bad.empty()) bad = Post(&client_, IBV_WR_SEND);
     if (bad.empty()) bad = Complete(&client_, IBV_WC_SEND);
     if (bad.empty()) bad = Complete(&server_, IBV_WC_RECV);
     if (bad.empty()) bad = Same();
     if (!bad.empty()) return bad;
     // The other way.
     bad = PostRecv(&client_);
-    Fill(&server_, 2);
+    if (bad.empty()) bad = Fill(&server_, 2);
     if (bad.empty()) bad = Post(&server_, IBV_WR_SEND);
     if (bad.empty()) bad = Complete(&server_, IBV_WC_SEND);
     if (bad.empty()) bad = Complete(&client_, IBV_WC_RECV);
     return bad.empty() ? Same() : bad;
   }
   std::string Write() {
-    Fill(&client_, 3);
-    Clear(&server_);
-    std::string bad = Post(&client_, IBV_WR_RDMA_WRITE);
+    std::string bad = Fill(&client_, 3);
+    if (bad.empty()) bad = Clear(&server_);
+    if (bad.empty()) bad = Post(&client_, IBV_WR_RDMA_WRITE);
     if (bad.empty()) bad = Complete(&client_, IBV_WC_RDMA_WRITE);
     // On some devices a completion does not mean that the peer's memory has the
     // bytes.
@@ -131,16 +146,16 @@ class PingPong {
     return bad.empty() ? Same() : bad;
   }
   std::string Read() {
-    Fill(&server_, 4);
-    Clear(&client_);
-    std::string bad = Post(&client_, IBV_WR_RDMA_READ);
+    std::string bad = Fill(&server_, 4);
+    if (bad.empty()) bad = Clear(&client_);
+    if (bad.empty()) bad = Post(&client_, IBV_WR_RDMA_READ);
     if (bad.empty()) bad = Complete(&client_, IBV_WC_RDMA_READ);
     return bad.empty() ? Same() : bad;
   }
   std::string WriteWithImm() {
     std::string bad = PostRecv(&server_);
-    Fill(&client_, 5);
-    std::memset(server_.memory.data(), 0, kBytes);
+    if (bad.empty()) bad = Fill(&client_, 5);
+    if (bad.empty()) bad = Clear(&server_);
     if (bad.empty()) bad = Post(&client_, IBV_WR_RDMA_WRITE_WITH_IMM);
     if (bad.empty()) bad = Complete(&client_, IBV_WC_RDMA_WRITE);
     if (bad.empty()) bad = Complete(&server_, IBV_WC_RECV_RDMA_WITH_IMM);
@@ -166,12 +181,13 @@ class PingPong {
     ibv_context* context = side->id->verbs;
     side->pd = verbs::AllocPd(context, &error);
     if (side->pd == nullptr) return Said(error);
-    side->mr =
-        verbs::Register(side->pd.get(), side->memory.data(), kBytes,
-                        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                            IBV_ACCESS_REMOTE_READ,
-                        &error);
-    if (side->mr == nullptr) return Said(error);
+    side->mr = side->memory->Register(side->pd.get(),
+                                      IBV_ACCESS_LOCAL_WRITE |
+                                          IBV_ACCESS_REMOTE_WRITE |
+                                          IBV_ACCESS_REMOTE_READ,
+                                      &error);
+    refused_ = side->mr == nullptr;
+    if (refused_) return Said(error);
     side->cq = verbs::CreateCq(context, 16, nullptr, &error);
     if (side->cq == nullptr) return Said(error);
     ibv_qp_init_attr attr{};
@@ -207,7 +223,7 @@ class PingPong {
     return bad;
   }
   static ibv_sge Sge(Side* side) {
-    return {reinterpret_cast<std::uint64_t>(side->memory.data()), kBytes,
+    return {reinterpret_cast<std::uint64_t>(side->memory->at()), kBytes,
             side->mr->lkey};
   }
   static std::string PostRecv(Side* side) {
@@ -229,7 +245,7 @@ class PingPong {
     wr.send_flags = IBV_SEND_SIGNALED;
     wr.imm_data = htonl(kImmediate);
     wr.wr.rdma.remote_addr =
-        reinterpret_cast<std::uint64_t>(other->memory.data());
+        reinterpret_cast<std::uint64_t>(other->memory->at());
     wr.wr.rdma.rkey = other->mr->rkey;
     ibv_send_wr* bad = nullptr;
     const int r = ibv_post_send(side->id->qp, &wr, &bad);
@@ -250,17 +266,21 @@ class PingPong {
     }
     return last_.opcode == wanted ? "" : "a completion of another kind";
   }
-  static void Fill(Side* side, int seed) {
+  static std::string Fill(Side* side, int seed) {
+    LabMemory::Bytes bytes;
     for (std::size_t i = 0; i < kBytes; ++i) {
-      side->memory[i] =
+      bytes[i] =
           static_cast<unsigned char>((i * 131 + i / 256 + seed * 37) & 0xff);
     }
+    return side->memory->Put(bytes);
   }
-  static void Clear(Side* side) { side->memory.fill(0); }
-  std::string Same() const {
-    // The device writes this memory: look again each time.
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-    return client_.memory == server_.memory ? "" : "the bytes arrived changed";
+  static std::string Clear(Side* side) { return side->memory->Put({}); }
+  std::string Same() {
+    LabMemory::Bytes one, other;
+    std::string bad = client_.memory->Take(&one);
+    if (bad.empty()) bad = server_.memory->Take(&other);
+    if (!bad.empty()) return bad;
+    return one == other ? "" : "the bytes arrived changed";
   }
 
   verbs::EventChannel channel_;
@@ -268,28 +288,23 @@ class PingPong {
   Side client_;
   Side server_;
   rdma_cm_id* requested_ = nullptr;
+  bool refused_ = false;
   ibv_wc last_{};
 };
 
-}  // namespace
-
-int VerbsMain(const std::string& address) {
-  nlohmann::json told = {{"connects", ""}, {"failed", ""}, {"good", ""}};
-  sockaddr_storage name{};
-  auto& four = reinterpret_cast<sockaddr_in&>(name);
-  auto& six = reinterpret_cast<sockaddr_in6&>(name);
-  if (::inet_pton(AF_INET, address.c_str(), &four.sin_addr) == 1) {
-    four.sin_family = AF_INET;
-  } else if (::inet_pton(AF_INET6, address.c_str(), &six.sin6_addr) == 1) {
-    six.sin6_family = AF_INET6;
-  } else {
-    return 2;
+bool ParseAddress(const std::string& text, sockaddr_storage* name) {
+  auto* const four = reinterpret_cast<sockaddr_in*>(name);
+  auto* const six = reinterpret_cast<sockaddr_in6*>(name);
+  if (::inet_pton(AF_INET, text.c_str(), &four->sin_addr) == 1) {
+    four->sin_family = AF_INET;
+    return true;
   }
-  verbs::Error error;
-  PingPong pair;
-  const std::string bad =
-      verbs::Load(&error) ? pair.Connect(name) : "the libraries do not load";
-  told["connects"] = bad;
+  six->sin6_family = AF_INET6;
+  return ::inet_pton(AF_INET6, text.c_str(), &six->sin6_addr) == 1;
+}
+
+// Tries every operation of a lane. Stores what has worked, and what has not.
+void TryOperations(PingPong* pair, nlohmann::json* told) {
   struct Operation {
     const char* name;
     std::string (PingPong::*run)();
@@ -300,20 +315,47 @@ int VerbsMain(const std::string& address) {
         Operation{"WRITE", &PingPong::Write},
         Operation{"READ", &PingPong::Read},
         Operation{"WRITE_WITH_IMM", &PingPong::WriteWithImm}}) {
-    if (!bad.empty()) break;
-    if (one.run == &PingPong::WriteWithImm && pair.iwarp()) {
-      told["iwarp"] = true;
+    if (one.run == &PingPong::WriteWithImm && pair->iwarp()) {
+      (*told)["iwarp"] = true;
       continue;
     }
-    const std::string failed = (pair.*one.run)();
+    const std::string failed = (pair->*one.run)();
     if (!failed.empty()) {
-      told["failed"] = fmt::format("{}: {}", one.name, failed);
+      (*told)["failed"] = fmt::format("{}: {}", one.name, failed);
       break;
     }
     good += std::string(good.empty() ? "" : ", ") + one.name;
   }
-  told["good"] = good;
-  if (bad.empty()) told["software"] = pair.software();
+  (*told)["good"] = good;
+  (*told)["software"] = pair->software();
+}
+
+// What the findings say of the operations that have worked.
+std::string Worked(const nlohmann::json& told) {
+  return fmt::format("{} verified{}", told.value("good", ""),
+                     told.value("iwarp", false)
+                         ? " (iWARP has no immediates: a lane writes, then "
+                           "sends)"
+                         : "");
+}
+
+}  // namespace
+
+int VerbsMain(const std::string& address, int gpu) {
+  nlohmann::json told = {{"memory", ""}, {"connects", ""}, {"failed", ""}};
+  sockaddr_storage name{};
+  if (!ParseAddress(address, &name)) return 2;
+  verbs::Error error;
+  PingPong pair;
+  std::string bad = pair.SetMemory(gpu);
+  told["memory"] = bad;
+  if (bad.empty()) {
+    bad =
+        verbs::Load(&error) ? pair.Connect(name) : "the libraries do not load";
+    told["connects"] = bad;
+    told["refused"] = pair.refused();
+  }
+  if (bad.empty()) TryOperations(&pair, &told);
   std::cout << told.dump(-1, ' ', false,
                          nlohmann::json::error_handler_t::replace)
             << std::endl;
@@ -346,19 +388,56 @@ void ExamineVerbs(const DeviceAddress& address, Findings* findings) {
                   "rcsock");
     return;
   }
-  findings->Good(about,
-                 fmt::format("two QPs over {}: {} verified{}", address.text,
-                             told.value("good", ""),
-                             told.value("iwarp", false)
-                                 ? " (iWARP has no immediates: a lane writes, "
-                                   "then sends)"
-                                 : ""));
+  findings->Good(
+      about, fmt::format("two QPs over {}: {}", address.text, Worked(told)));
   if (told.value("software", false)) {
     findings->Note(about,
                    "a device without hardware, slower than TCP: by default "
                    "streams stay on TCP (device_left_alone)",
                    "rcsock run --lanes=rdma, or `devices` that name it");
   }
+}
+
+void ExamineGpuVerbs(const DeviceAddress& address, int gpu,
+                     Findings* findings) {
+  constexpr int kPatienceMs = 30'000;
+  const std::string about = fmt::format("GPU {}, {}", gpu, address.device);
+  Child child({"rcsock", "doctor-probe", "gpu-verbs", address.text,
+               std::to_string(gpu)},
+              nullptr);
+  const auto told =
+      nlohmann::json::parse(child.Line(kPatienceMs), nullptr, false);
+  if (!told.is_object()) {
+    findings->Bad(about,
+                  fmt::format("no answer within {} s", kPatienceMs / 1000),
+                  "dmesg | tail; nvidia-smi");
+    return;
+  }
+  if (const std::string bad = told.value("memory", ""); !bad.empty()) {
+    // A program may have all of its memory, or have it for itself.
+    findings->Warn(about, "not tried: its memory: " + bad,
+                   "nvidia-smi; dmesg | tail");
+    return;
+  }
+  const std::string connects = told.value("connects", "");
+  if (told.value("refused", false)) {
+    findings->Warn(about,
+                   fmt::format("the device does not register the GPU's memory "
+                               "({}): a lane copies its bytes",
+                               connects),
+                   "the driver's open kernel modules, Linux 5.12 and "
+                   "rdma-core 34 or later; or modprobe nvidia-peermem");
+    return;
+  }
+  // ExamineVerbs has said why.
+  if (!connects.empty()) return;
+  if (const std::string failed = told.value("failed", ""); !failed.empty()) {
+    findings->Bad(about, fmt::format("over the GPU's memory: {}", failed),
+                  "nvidia-smi topo -m; iommu=pt; ACS off on the bridges "
+                  "between them; RCSOCK_LANES without rdma until then");
+    return;
+  }
+  findings->Good(about, "two QPs over the GPU's memory: " + Worked(told));
 }
 
 void ExamineRoute(const sockaddr_storage& peer, const std::string& name,

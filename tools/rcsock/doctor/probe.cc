@@ -372,7 +372,8 @@ int ProbeMain(int argc, char** argv) {
   std::uint16_t port = 0;
   std::from_chars(text.data(), text.data() + text.size(), port);
   if (mode == "listen") return RunServer(host, port);
-  if (mode == "verbs") return VerbsMain(host);
+  if (mode == "verbs") return VerbsMain(host, -1);
+  if (mode == "gpu-verbs") return VerbsMain(host, port);
   if (mode == "gpus") return GpusMain();
   const ProbeResult result = RunClient(host, port);
   const nlohmann::json json = {{"error", result.error},

@@ -118,7 +118,8 @@ std::size_t GpuBuffer::Receive(int fd) {
   for (;;) {
     const ssize_t n =
         driver_->under_rcsock()
-            ? driver_->Receive(fd, reinterpret_cast<void*>(memory_), size_, 0)
+            ? driver_->Receive(fd, reinterpret_cast<void*>(memory_), size_,
+                               MSG_WAITALL)
             : ::recv(fd, host_.data(), size_, 0);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) FailErrno("receive");

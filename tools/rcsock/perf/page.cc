@@ -287,6 +287,7 @@ double LeastShare(const Report& report, Transport transport) {
   look(report.latency);
   for (const Point& point : report.sizes) look(point.rows);
   for (const Point& point : report.connections) look(point.rows);
+  for (const Point& point : report.rates) look(point.rows);
   return least;
 }
 

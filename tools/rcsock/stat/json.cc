@@ -82,7 +82,8 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
   json["in_place_bytes"] = total.in_place_bytes;
   json["gpu_bytes"] = {{"slots", total.gpu_slot_bytes},
                        {"rings", total.gpu_ring_bytes},
-                       {"devices", total.gpu_device_bytes}};
+                       {"devices", total.gpu_device_bytes},
+                       {"passed", total.gpu_passed_bytes}};
   json["spun_us"] = {{"all", total.spun_ns / 1000},
                      {"found", total.spun_well_ns / 1000}};
   json["evicted"] = {{"budget", total.evicted_budget},

@@ -28,6 +28,7 @@ void AddCounters(const posix::SnapshotHead& from, posix::SnapshotHead* to) {
   to->gpu_slot_bytes += from.gpu_slot_bytes;
   to->gpu_ring_bytes += from.gpu_ring_bytes;
   to->gpu_device_bytes += from.gpu_device_bytes;
+  to->gpu_passed_bytes += from.gpu_passed_bytes;
   to->spun_ns += from.spun_ns;
   to->spun_well_ns += from.spun_well_ns;
 }

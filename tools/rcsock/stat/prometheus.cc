@@ -159,7 +159,8 @@ class ProcessPage {
     for (const auto& [way, bytes] :
          {std::pair{"slots", total_.gpu_slot_bytes},
           std::pair{"rings", total_.gpu_ring_bytes},
-          std::pair{"devices", total_.gpu_device_bytes}}) {
+          std::pair{"devices", total_.gpu_device_bytes},
+          std::pair{"passed", total_.gpu_passed_bytes}}) {
       page_->Counter("rcsock_gpu_bytes_total",
                      "Bytes of GPUs, by the way that they took",
                      With("way", way), bytes);

@@ -136,6 +136,7 @@ std::string Totals(const ProcessPicture& process) {
                         Short(Number(total.in_place_bytes)));
   }
   const std::pair<std::uint64_t, const char*> gpu[] = {
+      {total.gpu_passed_bytes, "from GPU to GPU"},
       {total.gpu_device_bytes, "by RDMA devices"},
       {total.gpu_ring_bytes, "by shared rings"},
       {total.gpu_slot_bytes, "through pinned slots"}};

@@ -1,0 +1,83 @@
+#ifndef RCSOCK_LIB_LANE_SHM_PASSING_H_
+#define RCSOCK_LIB_LANE_SHM_PASSING_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "lib/gpu/memory.h"
+
+namespace rcsock::lane::shm {
+
+// An offer's state is one word, which both ends change by compare and swap. So
+// one of them decides, at any moment, how many of the bytes the receiver has
+// taken, and neither waits for the other:
+//
+//   63     the offer is open
+//   62-40  its number; the next offer has another
+//   39-0   how many of its bytes the receiver has taken
+struct OfferWord {
+  bool open = false;
+  std::uint32_t number = 0;
+  std::uint64_t taken = 0;
+
+  static constexpr int kNumberAt = 40;
+  static constexpr std::uint32_t kNumbers = 1u << 23;
+  static constexpr std::uint64_t kMost = std::uint64_t{1} << kNumberAt;
+
+  constexpr std::uint64_t Encode() const {
+    return std::uint64_t{open} << 63 |
+           static_cast<std::uint64_t>(number % kNumbers) << kNumberAt |
+           (taken & (kMost - 1));
+  }
+  static constexpr OfferWord Decode(std::uint64_t word) {
+    return {word >> 63 != 0,
+            static_cast<std::uint32_t>(word >> kNumberAt) % kNumbers,
+            word & (kMost - 1)};
+  }
+};
+
+// The sender's side. The tx latch guards it.
+struct OwnOffer {
+  std::uint32_t number = 0;
+  std::uint64_t length = 0;
+  std::uint64_t taken = 0;  // of the last offer, once that is closed
+  bool open = false;
+  // Set with the offer. `quiet`: starved_ is set, and the peer does not know.
+  // `made`: since BeginFill.
+  bool quiet = false;
+  bool made = false;
+};
+
+// What a receiver has seen of the peer's offer.
+struct SeenOffer {
+  std::uint64_t word = 0;
+  gpu::Passed what;
+};
+
+// The peer's allocations that one lane has open: the last few, since opening
+// one takes long. Only the thread that drains the ring uses it.
+class Imports {
+ public:
+  // Null: the driver refuses.
+  std::shared_ptr<gpu::Import> Find(gpu::Memory* memory,
+                                    const gpu::Passed& what);
+  void End();
+  // The context that has refused one.
+  const void* refused = nullptr;
+
+ private:
+  struct One {
+    const void* context = nullptr;
+    std::uint64_t id = 0;
+    std::byte handle[sizeof gpu::Passed::handle];
+    std::shared_ptr<gpu::Import> import;
+  };
+  std::array<One, 4> all_{};
+  std::size_t next_ = 0;
+};
+
+}  // namespace rcsock::lane::shm
+
+#endif  // RCSOCK_LIB_LANE_SHM_PASSING_H_
