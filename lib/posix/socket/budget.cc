@@ -1,5 +1,5 @@
-// Streams on RDMA lanes: how many there may be, which leaves for a hotter
-// stream, and what becomes of them when the process ends.
+// Streams on RDMA lanes: how many there may be, which stream leaves for a
+// hotter one, and what becomes of them when the process ends.
 
 #include "lib/posix/socket/budget.h"
 
@@ -278,7 +278,8 @@ void RemoteLanes::EvictFor(const Pace& newcomer) {
 // Runs on the conductor, while there are lanes with large rings.
 void RemoteLanes::MemoryLook() {
   Critical critical;
-  // Cleared first, so that the next look sees what grows during this one.
+  // The flag is cleared first, so that the next look sees what grows during
+  // this one.
   memory_look.store(false, std::memory_order_release);
   const bool wanted = memory_short.exchange(false, std::memory_order_relaxed);
   const std::uint64_t now = base::NowNs();
@@ -333,7 +334,8 @@ void RemoteLanes::MemoryLook() {
 // their rings than an idle lane keeps.
 void RemoteLanes::SharedLook() {
   Critical critical;
-  // Cleared first, so that the next look sees what grows during this one.
+  // The flag is cleared first, so that the next look sees what grows during
+  // this one.
   shared_look.store(false, std::memory_order_release);
   const std::uint64_t now = base::NowNs();
   std::vector<Shared> all;

@@ -64,7 +64,7 @@ class RemoteLane {
 };
 
 // The streams of this process that are on lanes.  The class has no state of its
-// own.
+// own.  The caller of a public method holds no latch of a stream.
 class RemoteLanes {
  public:
   // Takes every stream to a peer on another host off its lane, closed streams

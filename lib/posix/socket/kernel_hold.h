@@ -13,7 +13,7 @@ namespace rcsock::posix {
 class Sock;
 
 // A thread holds this while it waits in the kernel for streams that are on TCP.
-// They stay on TCP until it returns.
+// They stay on TCP until it returns.  The object belongs to that thread.
 class KernelHold {
  public:
   KernelHold() = default;

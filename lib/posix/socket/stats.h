@@ -12,13 +12,14 @@ namespace rcsock::posix {
 
 class Sock;
 
-// What the process has counted: of streams that have ended, and of events on
-// streams that have not.
+// What went over one kind of lane, or over TCP.  Any thread may add.
 struct LaneCounts {
   std::atomic<std::uint64_t> streams{0};
   std::atomic<std::uint64_t> tx_bytes{0};
   std::atomic<std::uint64_t> rx_bytes{0};
 };
+// What the process has counted: of streams that have ended, and of events on
+// streams that have not.  Any thread may add.
 struct Stats {
   std::atomic<std::uint64_t> streams{0};
   std::atomic<std::uint64_t> promoted{0};
