@@ -1,5 +1,5 @@
-// Streams on rdma lanes: how many there may be, which leaves for a hotter
-// stream, and what becomes of them when the process ends.
+// Streams on RDMA lanes: how many there may be, which stream leaves for a
+// hotter one, and what becomes of them when the process ends.
 
 #include "lib/posix/socket/budget.h"
 
@@ -160,7 +160,7 @@ void RemoteLanes::ProbeSoon() { Arrange(&probing, kProbeMs, &Probe); }
 
 void RemoteLanes::Probe() {
   Critical critical;
-  // Cleared first, so that a lane may report during the look.
+  // The flag is cleared first, so that a lane may report during the look.
   probing.store(false, std::memory_order_release);
   bool again = false;
   const std::uint64_t now = base::NowNs();
@@ -188,7 +188,7 @@ void RemoteLanes::Probe() {
 
 // --- Room
 
-// The search has begun.
+// Requires that the search has begun.
 bool RemoteLane::HasRoom() {
   if (sock_->peer().accepted()) return true;
   const std::uint64_t now = base::NowNs();
@@ -211,7 +211,8 @@ bool RemoteLane::TakePlace(base::Reason* why) {
   const std::uint64_t bytes = sock_->calls().bytes();
   *why = Reason::kBudget;
   if (!sock_->peer().accepted()) {
-    // It has waited in the queue for long, and has moved nothing meanwhile.
+    // The stream has waited in the queue for long, and has moved nothing
+    // meanwhile.
     if (bytes == sought_bytes_ && now - sought_ns_ > RdmaBudget::kSpanNs) {
       *why = Reason::kTimeout;
       return false;
@@ -277,7 +278,8 @@ void RemoteLanes::EvictFor(const Pace& newcomer) {
 // Runs on the conductor, while there are lanes with large rings.
 void RemoteLanes::MemoryLook() {
   Critical critical;
-  // Cleared first, so that the next look sees what grows during this one.
+  // The flag is cleared first, so that the next look sees what grows during
+  // this one.
   memory_look.store(false, std::memory_order_release);
   const bool wanted = memory_short.exchange(false, std::memory_order_relaxed);
   const std::uint64_t now = base::NowNs();
@@ -332,7 +334,8 @@ void RemoteLanes::MemoryLook() {
 // their rings than an idle lane keeps.
 void RemoteLanes::SharedLook() {
   Critical critical;
-  // Cleared first, so that the next look sees what grows during this one.
+  // The flag is cleared first, so that the next look sees what grows during
+  // this one.
   shared_look.store(false, std::memory_order_release);
   const std::uint64_t now = base::NowNs();
   std::vector<Shared> all;
@@ -396,15 +399,16 @@ void RemoteLanes::LeaveAll(std::uint64_t deadline_ns) {
     if (stream != nullptr && sock->lane() != nullptr &&
         !stream->AwaitsLanding() &&
         (stream->Unacked() > 0 || stream->tx() == stream::Tx::kLane)) {
-      // Also if the peer has acknowledged everything: this end's credit for
-      // what was read may die with the device.  LANE_DOWN says it over TCP.
+      // The stream leaves also if the peer has acknowledged everything: this
+      // end's credit for what was read may die with the device.  LANE_DOWN
+      // tells the peer over TCP what was read.
       stream->Demote(Reason::kPolicy, false);
       stream->Progress();
       sock->HandleChanges();
     }
   }
   // All streams wait together, since one peer's answer says nothing of
-  // another's.  If nothing has come from any peer for a second, they are
+  // another's.  If nothing has come from any peer for a second, the peers are
   // stopped, or gone.
   constexpr std::uint64_t kSilentNs = 1'000'000'000;
   std::vector<Shared> waiting = remotes;

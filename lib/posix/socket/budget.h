@@ -8,12 +8,13 @@
 #include "lib/base/reason.h"
 #include "lib/posix/policy/rdma_budget.h"
 
-// What the budget of rdma lanes keeps for each stream.
+// The lanes of this process together: the budget of RDMA lanes, and the memory
+// of idle rings.
 namespace rcsock::posix {
 
 class Sock;
 
-// What the budget keeps of one stream: its place in the list of streams on rdma
+// What the budget keeps of one stream: its place in the list of streams on RDMA
 // lanes, and its pace.
 //
 // A part of its Sock.  A method requires both latches of the stream, unless it
@@ -24,16 +25,17 @@ class RemoteLane {
 
   // A search for a lane begins.
   void Seeks();
-  // Returns when that was.  The caller may hold any latch.
+  // Returns when the search began.  The caller may hold any latch.
   std::uint64_t sought_ns() const { return sought_ns_; }
-  // Returns QueueOfThread() of the thread that began it.
+  // Returns QueueOfThread() of the thread that began the search.
   int queue() const { return queue_; }
-  // Returns whether the stream may ask its peer for a lane.  For the connecting
-  // end, before it asks its conductor.  Requires no latch.
+  // Returns whether the stream may ask its peer for a lane.  The connecting end
+  // calls it before it asks its conductor.  Requires no latch.
   bool HasRoom();
   // rendezvous::Seeker::TakePlace.  Requires no latch.
   bool TakePlace(base::Reason* why);
-  // The stream has an rdma lane; has none any more; is on its way off the lane.
+  // List: the stream has an RDMA lane.  Unlist: the stream has none any more.
+  // Leaves: the stream is on its way off the lane.
   void List();
   void Unlist();
   void Leaves();
@@ -48,7 +50,7 @@ class RemoteLane {
   friend class RemoteLanes;
 
   Sock* sock_;
-  // The list, which remote_latch guards (budget.cc).
+  // The place in the list, which remote_latch guards (budget.cc).
   Sock* next_ = nullptr;
   Sock* prev_ = nullptr;
   bool listed_ = false;
@@ -61,7 +63,8 @@ class RemoteLane {
   int queue_ = 1;
 };
 
-// The streams of this process that are on lanes.  Has no state of its own.
+// The streams of this process that are on lanes.  The class has no state of its
+// own.  The caller of a public method holds no latch of a stream.
 class RemoteLanes {
  public:
   // Takes every stream to a peer on another host off its lane, closed streams

@@ -26,7 +26,7 @@ bool KernelHold::Enter(int fd, Sock* sock) {
   if (count_ == room_) return true;
   if (sock->lane_state().MayAdopt()) {
     const std::uint32_t entered = sock->calls().Enter();
-    // seq_cst: pairs with TryAdopt, as InKernel::May does.
+    // seq_cst: pairs with TakeFromKernelLatched, as InKernel::May does.
     if (sock->mode(std::memory_order_seq_cst) == Mode::kEngine) {
       sock->LeaveCall(entered);
       return false;
@@ -43,7 +43,7 @@ bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
   std::size_t socks = 0;
   for (nfds_t i = 0; i < count; ++i) {
     int fd;
-    // The kernel reports that.
+    // The kernel reports the bad address.
     if (!base::TryLoad(&fds[i].fd, &fd)) return true;
     File* file = Lookup(fd);
     if (file != nullptr && file->kind == FileKind::kSock) ++socks;

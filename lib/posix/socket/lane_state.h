@@ -27,8 +27,9 @@ namespace rcsock::posix {
 //
 // Order: each step is sequentially consistent.  These pairs need that, too:
 // each side stores, and then looks at what the other stores:
-// - ~InKernel clears a mark and looks at Wanted; Adopt steps and then, behind a
-//   fence of all threads, TryAdopt looks at the marks (I-MARK-1).
+// - ~InKernel clears a mark, and looks at Wanted.  Adopt steps.  Then
+//   TakeFromKernelLatched looks at the marks, behind a fence of all threads
+//   (I-MARK-1).
 // - CloseLast marks the stream as closed and looks at Seeking; a search steps,
 //   and then TcpAnchor::Borrow looks at the mark.
 // - LaneSearch::Begin steps, and then asks for the verdict on the code of the
@@ -48,8 +49,8 @@ class LaneState {
     kIdle = 1 << 1,
     // The conductor looks for the peer.
     kSeeking = 1 << 2,
-    // As kSeeking, and the lane is worth a wait: sends wait for the lane, and a
-    // thread that comes out of the kernel looks for the peer's answer.
+    // As kSeeking, and the lane is worth a wait.  Sends wait for the lane, and
+    // a thread that comes out of the kernel looks for the peer's answer.
     kHoping = kSeeking | 1 << 3,
     // Both ends have met.  The last thread that comes out of the kernel adopts
     // the stream.
@@ -173,13 +174,14 @@ class LaneState {
            : (word & kWantedBit) != 0 ? Call::kWanted
                                       : Call::kPlain;
   }
-  // kHoping or kAgreed: calls on TCP have more to do.
+  // Returns whether the state is kHoping or kAgreed: calls on TCP have more to
+  // do.
   bool Wanted(Order order = kStrong) const { return Has(kWantedBit, order); }
-  // kAgreed or kAdopted.
+  // Returns whether the state is kAgreed or kAdopted.
   bool Agreed(Order order = kStrong) const { return Has(kAgreedBit, order); }
-  // The engine has the stream (I-LANE-2).
+  // Returns whether the engine has the stream (I-LANE-2).
   bool InEngine(Order order = kStrong) const { return Has(kEngineBit, order); }
-  // kIdle, or a search.
+  // Returns whether a search may begin, or is under way.
   bool MayLeaveTcp(Order order = kStrong) const {
     return Has(kIdleBit | kSeekingBit, order);
   }
@@ -187,12 +189,12 @@ class LaneState {
     const unsigned word = word_.load(order);
     return (word & (kIdleBit | kSeekingBit)) != 0 && (word & kPinned) == 0;
   }
-  // The stream may be adopted, now or later: a wait in the kernel must be
-  // known.
+  // Returns whether the stream may be adopted, now or later: then a wait in the
+  // kernel must be known.
   bool MayAdopt(Order order = kStrong) const {
     return Has(kIdleBit | kSeekingBit | kEngineBit, order);
   }
-  // The stream waits for a lane that is worth the wait.
+  // Returns whether the stream waits for a lane that is worth the wait.
   bool AwaitsLane() const {
     const unsigned word = word_.load(kStrong);
     return (word & kSeekingBit) != 0 && (word & kPinned) == 0 &&
@@ -206,7 +208,7 @@ class LaneState {
   // search, and outlive it: a later search of a hopeful stream hopes, too.
   bool Hopeful() const { return hopeful_.load(kWeak); }
   void SetHopeful(bool hopeful) { hopeful_.store(hopeful, kWeak); }
-  // The stream looks for its peer as soon as it is connected.
+  // Returns whether the stream looks for its peer as soon as it is connected.
   bool AtOnce() const { return at_once_.load(kWeak); }
   void SetAtOnce() { at_once_.store(true, kWeak); }
   bool TakeAtOnce() { return at_once_.exchange(false, kWeak); }

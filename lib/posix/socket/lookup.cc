@@ -43,7 +43,8 @@ void EvictSock(File* file, int fd, bool claimed) {
   Sock* const sock = AsSock(file);
   sock->Ref();  // see fd_table
   ClearEntry(fd);
-  // If two threads close it at once, for instance, the other thread does this.
+  // If two threads close the stream at once, for instance, the other thread has
+  // the claim and does this.
   if (!claimed && file->fds.fetch_sub(1) != 1) {
     sock->ending().LoseNumber(fd);
   } else if (!claimed) {

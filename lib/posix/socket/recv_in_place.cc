@@ -21,18 +21,19 @@ using base::InPlace;
 using lane::rdma::QpLane;
 using lane::rdma::UserMemory;
 
-// Each target is registered for its call.  By calculation that pays from here
-// on (tests/lane/fake_time_test).
+// Each target is registered for its call.  By calculation that pays from this
+// length on (tests/lane/fake_time_test).
 constexpr std::size_t kLeastAuto = 4 * 1024 * 1024;
 
-// Whether `length` bytes at `at` are worth a target, and may be written to
-// while the call sleeps.
+// Returns whether `length` bytes at `at` are worth a target, and may be written
+// to while the call sleeps.
 bool Worth(const QpLane& lane, const void* at, std::size_t length) {
   const InPlace mode = base::GetConfig().in_place;
   if (mode == InPlace::kOff || length < RecvInPlace::kLeast) return false;
   // A handler that is not wrapped may jump out of the call.
   if (OwnFace() == Face::kLibrary && !tls_signals.registered) return false;
-  // Registered for the call alone, so that no later mapping can be meant.
+  // The memory is registered for the call alone, so the registration cannot
+  // mean a later mapping.
   const bool registered =
       tls_signals.registered && UserMemory::Find(at, length) != nullptr;
   if (!registered && (mode == InPlace::kAuto ||

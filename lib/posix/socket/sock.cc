@@ -41,10 +41,10 @@ struct SockPool {
   static inline base::Latch latch;
   // Linked through pool_next_.
   static inline Sock* free RC_GUARDED_BY(latch) = nullptr;
-  // Objects given back lately, oldest first.  Calls may still be inside the
-  // kernel with them, and count what they have moved when they come out.  That
-  // is not the next connection's.  So the objects lie here until no call is
-  // inside (Sift).
+  // Objects given back lately, oldest first.  A call may still be inside the
+  // kernel with such an object, and counts what it has moved when it comes out.
+  // Those bytes are not the next connection's.  So the objects lie here until
+  // no call is inside (Sift).
   static inline Sock* late RC_GUARDED_BY(latch) = nullptr;
   static inline Sock* late_end RC_GUARDED_BY(latch) = nullptr;
   static inline std::uint32_t late_count RC_GUARDED_BY(latch) = 0;
@@ -63,10 +63,10 @@ struct SockPool {
     ++late_count;
   }
 
-  // Frees the objects that no call is inside with.  A call that has found one
-  // in the table but has not marked it yet asks the table again, after this
-  // fence.  It then finds that its number is not that stream's any more: the
-  // stream left the table before it came here.
+  // Frees the objects that no call is inside with.  A call may have found such
+  // an object in the table, and not have marked it yet.  After this fence the
+  // call asks the table again.  It finds that its number is not that stream's
+  // any more, since the object left the table before it came here.
   static void Sift() RC_REQUIRES(latch) {
     Sock* sock = late;
     late = late_end = nullptr;
@@ -103,14 +103,15 @@ struct SockPool {
     if (sock == nullptr) return new (std::nothrow) Sock();
     return sock;
   }
-  // In a child of fork: a late call of the parent may have held a latch of
-  // these.
+  // Runs in the child of a fork: a late call of the parent may have held a
+  // latch of such an object.
   static void FreeLatches() {
     latch.AssertUnshared();
     for (Sock* list : {free, late}) {
       for (Sock* sock = list; sock != nullptr; sock = sock->pool_next_) {
         for (base::Latch* one : {&sock->tx_latch, &sock->rx_latch}) {
-          // Written to only if need be: the parent has these pages, too.
+          // A latch is written to only if need be: the parent has these pages,
+          // too.
           if (one->Held() || one->Contended()) one->Reset();
         }
       }
@@ -173,7 +174,7 @@ void Sock::Reset() {
   ResetSharing();
 }
 
-// What the program and the rules have set.
+// Resets what the program and the rules have set.
 void Sock::ResetSettings() {
   interest_latch.AssertUnshared();
   interests_user = false;
@@ -189,7 +190,7 @@ void Sock::ResetSettings() {
   peer_.Reset();
 }
 
-// The way to a lane and back, and what calls on TCP are counted for.
+// Resets the way to a lane and back, and what calls on TCP are counted for.
 void Sock::ResetPath() {
   mode_.Write(tx_latch, rx_latch)
       .store(Mode::kPlain, std::memory_order_relaxed);
@@ -201,7 +202,7 @@ void Sock::ResetPath() {
   remote_.Reset();
 }
 
-// What the engine keeps of a stream.
+// Resets what the engine keeps of a stream.
 void Sock::ResetEngine() {
   stream_.Write(tx_latch, rx_latch).reset();
   lane_.Write(tx_latch, rx_latch).reset();
@@ -228,7 +229,7 @@ void Sock::ResetLife() {
   across_exec_.Reset();
 }
 
-// What this process and others know of each other.
+// Resets what this process and others know of each other.
 void Sock::ResetSharing() {
   holders_.Reset();
   claim_.Reset();

@@ -39,6 +39,22 @@ namespace rcsock::posix {
 // Life: `fds` counts the descriptors.  `refs_` counts one reference for all
 // descriptors together, and one for each other user, such as the conductor.  At
 // zero the object goes back to the pool.  The pool never frees it.
+//
+// Parts: each has a header and private fields of its own, and an accessor of
+// SockLayout, which owns it by value:
+// - TCP: PlainCalls, TcpAnchor, AnchorWatch, KeptOptions, Ancillary,
+//   ZeroCopyUse.
+// - The way to a lane: LaneState, LaneSearch, PeerFacts, SendGate,
+//   ProgramControl.
+// - On a lane: LaneNotice, Sleepers, Starvation, RemoteLane, Tally.
+// - The way back: WayBack, Settling, ReadAhead.
+// - Several processes: Holders, ClaimKeeper, UnusedCopy, NotedShare,
+//   AcrossExec.
+// - The end: Ending, LeftCalls.
+//
+// Views have no fields, and a caller makes one where it needs it: Route, Looks,
+// Answers, Settings, Placement, AfterFork.  What a call on a lane touches is no
+// part, but lies in one cache line of SockLayout.
 class Sock final : public SockLayout {
  public:
   // Returns a stream from the pool, not connected, with one reference, which is
@@ -55,13 +71,13 @@ class Sock final : public SockLayout {
 
   // --- The application's calls: bytes or 0, or -1 with errno
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has
-  // nothing to restart.  Any handler ends it where it would sleep.  The kernel
-  // has no such flag.
+  // nothing to restart.  Any handler ends such a call where the call would
+  // sleep.  The kernel has no such flag.
   static constexpr int kLater = 1 << 24;
   // Send and Recv carry out a call on the number `fd` of this stream, wherever
   // the stream is.  `total` is the length of `iov`.  `raw` makes that call on
-  // the kernel, and returns what the kernel returns.  Return the bytes, or -1
-  // with errno.  They may sleep, unless a flag or O_NONBLOCK forbids it.
+  // the kernel, and returns what the kernel returns.  Both return the bytes, or
+  // -1 with errno.  They may sleep, unless a flag or O_NONBLOCK forbids it.
   template <class Raw>
   ssize_t Send(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
@@ -127,7 +143,8 @@ class Sock final : public SockLayout {
   // --- For its parts
   // Acts on what the stream reports as changed.
   void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
-  // Wakes whoever waits for room, or else for input.  Requires either latch.
+  // Wakes the threads that wait for room if `tx`, or else for input.  Requires
+  // either latch.
   void Wake(bool tx);
   // Acts on what a poller has found for the stream: control messages, a dead
   // lane.
@@ -147,7 +164,7 @@ class Sock final : public SockLayout {
       RC_REQUIRES(tx_latch, rx_latch);
 
  private:
-  // The pool, and what shares the members that lie on the hot lines.
+  // The pool, and the parts and views that use private members.
   friend struct SockPool;
   friend class AfterFork;
   friend class Looks;
@@ -239,7 +256,7 @@ class Sock final : public SockLayout {
   // librcsock may also make plain calls.
   bool UsedPastUs() RC_REQUIRES(tx_latch, rx_latch);
 
-  // --- Bytes by way of the stream (sock_io.cc)
+  // --- Bytes by way of the engine (sock_io.cc)
   // Returns the stream that the number names, or null.
   static Sock* LookupHere(int fd);
   IoResult EngineSend(int fd, const iovec* iov, int count, std::size_t total,
@@ -284,7 +301,7 @@ class Sock final : public SockLayout {
   // Takes bytes for MSG_TRUNC without a lane, and forgets them.
   ssize_t Drop(std::size_t limit, bool peek) RC_REQUIRES(tx_latch, rx_latch);
 
-  // --- Sleeping on it (sock_wait.cc)
+  // --- Sleeps on the stream (sock_wait.cc)
   // The waits require the latch of the direction, and hold it on return;
   // SleepOn releases it for the sleep.  Return 0 to look again, -EINTR, -EAGAIN
   // after the time, or kJoinsLeft.  kJoinsLeft: the number was closed under the
@@ -320,11 +337,11 @@ class Sock final : public SockLayout {
   // read_ahead_ now.
   bool LeavesEngineLatched(bool* spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LeaveEngineLatched(bool spilled) RC_REQUIRES(tx_latch, rx_latch);
-  // Puts bytes that were read ahead into read_ahead_.  Returns false if others
-  // hold the stream, or there is no memory.
+  // Puts bytes that were read ahead into read_ahead_ (sock_unread.cc).  Returns
+  // false if others hold the stream, or there is no memory.
   bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
 
-  // --- Closed under calls that sleep on it (sock_left.cc)
+  // --- Calls under whose sleep the number was closed (sock_left.cc)
   [[gnu::cold]] IoResult RecvLeft(const iovec* iov, int count,
                                   std::size_t total, int flags,
                                   std::size_t* done);

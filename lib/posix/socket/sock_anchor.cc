@@ -1,8 +1,8 @@
 // The calls that the engine makes on the kernel's connection.
 //
-// A stream that is closed may have no number any more, a moment before its end
-// is said.  A call that finds it so below returns, and asks what its number
-// names.
+// A closed stream may have no number any more, a moment before its end is
+// reported.  A call that finds no number here returns, and asks what its own
+// number names.
 
 #include "lib/posix/socket/sock_anchor.h"
 
@@ -74,8 +74,8 @@ bool AtMarkOf(int number) {
   return ::syscall(SYS_ioctl, number, SIOCATMARK, &at) == 0 && at != 0;
 }
 
-// seq_cst: the count rises before the close is looked at.  CloseLast sets it
-// before it looks at the count.
+// seq_cst: the count rises before the close is looked at.  CloseLast marks the
+// close before it looks at the count.
 int TcpAnchor::Borrow() {
   borrowers_.fetch_add(1, std::memory_order_seq_cst);
   const int its = sock_->ending().closed() ? -1 : number();
@@ -96,12 +96,12 @@ void TcpAnchor::AwaitBorrowers() const {
 
 // TCP's end is not the stream's end while this end does not have the lane that
 // both ends have agreed on.  The peer may have had the lane, put its last bytes
-// there, and died.  Its word that it has the lane is in a queue of the
+// there, and died.  The peer's word that it has the lane is in a queue of the
 // conductor's by then, so the wait is short.  The kernel will report its end
 // again.  A reset is not held: the kernel, too, loses what it has not delivered
-// by then, see killed_with_unread in tests/posix/kills.  Nor is an end held
-// that comes before this end has said that it has adopted the stream, which may
-// take longer.  Then the peer does not have the lane.
+// by then, see killed_with_unread_in_the_switch in tests/posix/kills.  Nor is
+// an end held that comes before this end has said that it has adopted the
+// stream, which may take longer.  Then the peer does not have the lane.
 bool TcpAnchor::HoldsEnd() const {
   return sock_->lane() == nullptr && sock_->lane_state().Agreed() &&
          !sock_->moves.load();

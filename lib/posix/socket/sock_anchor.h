@@ -46,7 +46,8 @@ class TcpAnchor final : public stream::Anchor {
   void SetInode(std::uint64_t inode) {
     inode_.store(inode, std::memory_order_relaxed);
   }
-  // When the bytes that were read ahead came, by CLOCK_REALTIME; 0: not known.
+  // Returns when the bytes that were read ahead came, by CLOCK_REALTIME; 0: not
+  // known.
   std::uint64_t came_ns() const {
     return came_ns_.load(std::memory_order_relaxed);
   }

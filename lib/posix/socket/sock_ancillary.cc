@@ -70,7 +70,7 @@ bool PeerMayHaveEnded(Sock* sock) {
 int LeftOf(Sock* sock) {
   int left = 0;
   if (!Answers(sock).Readable(&left)) {
-    // The call has ended in the kernel, or the stream is there by now.
+    // The call has ended in the kernel, or the kernel has the stream by now.
     ::syscall(SYS_ioctl, sock->fd(), FIONREAD, &left);
   }
   if (left != 0) return left;

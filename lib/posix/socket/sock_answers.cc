@@ -80,9 +80,9 @@ bool Answers::Unsent(bool not_sent, int* bytes) const {
   }
   std::uint64_t n = sock_->engine()->Unacked();
   if (sock_->engine()->tx() == stream::Tx::kLane) {
-    // What is in shared memory is where the peer's kernel would have it, read
-    // or not, so TCP would count it no more.  Without room there, TCP would
-    // have some left over here.
+    // Bytes in shared memory are where the peer's kernel would have them, read
+    // or not, so TCP would count them no more.  If the ring has no room, TCP
+    // would still have some bytes here.
     const bool there = shm && sock_->lane()->Writable() > 0;
     if (there || not_sent) n = 0;
   }

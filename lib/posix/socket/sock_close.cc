@@ -52,9 +52,9 @@ void SetLinger(int number, bool on, int seconds) {
             sizeof option);
 }
 
-// What SO_LINGER asks for is done once no latch is held: until then the number
-// is not the last.  Returns the last one.  Returns -1 without room for another
-// number, and no thread waits then.
+// The close does what SO_LINGER asks for once no latch is held.  Until then a
+// copy of the number keeps the connection.  Returns the copy.  Returns -1
+// without room for a copy, and no thread waits then.
 int CopyToLinger(int number, bool ends) {
   const int copy = base::CopyHighForParent(number);
   if (copy < 0 && ends) SetLinger(number, false, 0);
@@ -160,7 +160,7 @@ int Ending::CloseLast(int number, const Successor& next) {
   }
   sock_->tally().Account();
   if (lingering >= 0 && waits) Linger(lingering, closing.asked.l_linger);
-  // The number may be the last one all the same: others may have let go
+  // The number may be the last one all the same: other holders may have let go
   // meanwhile.
   if (lingering >= 0 && !waits) base::CloseElsewhere(lingering);
   sock_->Unref();
@@ -168,10 +168,11 @@ int Ending::CloseLast(int number, const Successor& next) {
   return closing.result;
 }
 
-// TryAdopt has been before, or finds the stream closed.  The registrations of a
+// TryAdopt has run before, or finds the stream closed.  The registrations of a
 // stream that has just been adopted are still the kernel's.  The conductor may
 // keep the open file, and the kernel's sets would then report a closed stream.
-// They would also while the conductor makes a call for a stream that seeks.
+// The sets would do so, too, while the conductor makes a call for a stream that
+// seeks.
 bool Ending::EndCalls(int number, bool sought, Conductor* conductor) {
   sock_->tx_latch.lock();
   const bool adopted = sock_->mode() == Mode::kEngine;
@@ -322,9 +323,9 @@ void Ending::LoseNumber(int number) {
     sock_->lane_state().Step(LaneState::Event::kPin);
     sock_->search().SetReason(Reason::kPinnedOption);
   }
-  // Of two closing threads each looks, with the latches, behind its claim.  The
-  // second thread's number has not been chosen by the first, or it finds that
-  // it has.
+  // Each of two closing threads looks here, with the latches, behind its claim.
+  // Either the first thread has not chosen the second thread's number, or the
+  // second thread finds that choice.
   Latched latched(sock_);
   if (sock_->fd() != number) {
     LeaveNumber(number, sock_);

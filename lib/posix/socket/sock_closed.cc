@@ -18,8 +18,8 @@ namespace {
 // holds this one.
 constinit base::Latch closed_latch;
 constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
-// How many threads may have closed streams out of the list: by walking the
-// list, or by taking a stream from the list to close its number.
+// How many threads may have closed streams out of the list.  Such a thread
+// walks the list, or takes a stream from the list to close its number.
 constinit std::atomic<int> unlisting{0};
 // How many threads have begun to walk the list.
 constinit std::atomic<std::uint32_t> walks{0};

@@ -1,5 +1,6 @@
-// What a program that is linked with rcsock asks of a stream.  Also the looks
-// that are needed because such a program makes plain calls, too.
+// What a program that is linked with rcsock asks of a stream, and what the
+// stream is (FactsLatched).  Also UsedPastUs, since such a program makes plain
+// calls, too.
 
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -83,7 +84,7 @@ int ProgramControl::PromoteNow() {
   if (sock_->OnLane() || state.Seeking()) return 0;
   {
     Latched latched(sock_);
-    // On its way to a lane, or from a lane.
+    // The stream is on a lane, or on its way to or from one.
     if (sock_->mode() == Mode::kEngine) return 0;
     if (sock_->mode() != Mode::kPlain || state.Never() || state.Pinned() ||
         sock_->ending().closed()) {

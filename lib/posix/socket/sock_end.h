@@ -38,7 +38,8 @@ class Ending {
   int CloseLast(int number, const Successor& next);
   // Takes the number from a stream that has other numbers.  If fd() was that
   // number, the stream goes on by another one.  May pin a stream that has
-  // registrations by it.  Requires that `fds` no longer counts the number.
+  // registrations by that number.  Requires that `fds` no longer counts the
+  // number.
   void LoseNumber(int number);
   // Ends the stream after its last descriptor was closed past rcsock.  Takes
   // the descriptors' reference.
@@ -64,8 +65,8 @@ class Ending {
   }
 
   // Runs on the conductor's thread, once the connection is over.  Closes what
-  // is left of it, and takes the reference that CloseLast has left.  `reset`:
-  // by a reset.
+  // is left of the connection, and takes the reference that CloseLast has left.
+  // `reset`: the connection ends by a reset.
   void Finish(bool reset);
   // Returns whether the closed stream has this local port, and is ending.
   bool EndsOn(std::uint16_t port);

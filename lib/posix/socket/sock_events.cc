@@ -1,5 +1,5 @@
-// What a stream is told by its connection, its lane and its timers, and whom
-// the stream tells.
+// What a stream is told by its connection, its lane and its timers, and what it
+// passes on to threads, registrations and the conductor.
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -189,15 +189,16 @@ void Sock::SetTimer(std::uint32_t changes) {
 
 void Sock::CountLeave(bool was_there) {
   const Reason reason = search_.reason();
-  // None of these speaks against the next lane.  Nor does a connection that
-  // another process shares for a while: a server may fork for each snapshot.
+  // None of these reasons speaks against the next lane.  Nor does a connection
+  // that another process shares for a while: a server may fork for each
+  // snapshot.
   const bool makes_room =
       reason == Reason::kIdleRings || reason == Reason::kPinnedFork ||
       reason == Reason::kPeerShared ||
       (lane_kind_ == lane::Kind::kRdma &&
        (reason == Reason::kBudget || reason == Reason::kPeerDemoted));
-  // The sender, whose reason that is, learns whether it was of use
-  // (Starvation), and proposes again, sooner or later.
+  // The reason is the sender's.  The sender learns whether the departure was of
+  // use (Starvation), and proposes again, sooner or later.
   const bool starves = !makes_room && reason == Reason::kPeerDemoted &&
                        lane_ != nullptr && lane_->HalfFull();
   // The switch was too slow, at this end or the other.  The next one has more

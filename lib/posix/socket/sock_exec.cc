@@ -43,7 +43,7 @@ void AcrossExec::Leave() {
   sock_->noted().LeaveForExec();
   Holding* all = sock_->holders().Find();
   if (all == nullptr || left_) return;
-  // No other holder is left to see it.
+  // No other holder is left to read the offsets.
   if ((all->count.load() & ~Holding::kMarks) < 2) return;
   sock_->holders().Mark();
   sock_->holders().TellGivenAway(all);
@@ -102,7 +102,7 @@ void AcrossExec::Failed() {
   }
 }
 
-// The kernel knows of what is its own.
+// The kernel itself resets a connection that it has.
 bool AcrossExec::ResetsLatched() const {
   AssertLatched(sock_);
   if (sock_->engine() == nullptr || sock_->fd() < 0 ||

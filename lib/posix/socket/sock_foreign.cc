@@ -38,7 +38,7 @@ using rendezvous::Conductor;
 namespace {
 
 // A look may overlook a holder that passes the connection on meanwhile, so
-// there are two.
+// there are two looks.
 constexpr int kLooks = 2;
 
 }  // namespace
@@ -110,7 +110,7 @@ Sock* NotedShare::Unknown(int number, bool exec, std::uint64_t until_ns) {
     if (share == 0) share = notes.AddShare();
   }
   if (share == 0) {
-    // The holders will never be known.
+    // No look can ever find the holders.
     Sock* sock = Sock::New(stream::Role::kConnector, false);
     if (sock == nullptr) return nullptr;
     sock->peer().SetConnected();
@@ -144,7 +144,7 @@ namespace {
 
 // The process that has posted a look (a child of fork has not), or 0.
 constinit std::atomic<long> look_posted{0};
-// When the next may be: they take a twentieth of the time at most.
+// When the next look may be: looks take a twentieth of the time at most.
 constinit std::atomic<std::uint64_t> next_look_ns{0};
 
 // Looks in a row that have found no sole holder.

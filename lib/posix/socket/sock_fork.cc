@@ -122,7 +122,7 @@ void AfterFork::PutDeadSocket(const char* why) {
   if (dead >= 0) ::syscall(SYS_close, dead);
 }
 
-// --- What the child finds of the stream
+// --- For UnusedCopy
 
 // The kernel has the registrations once the stream is on TCP, if the parent
 // still has them.  This process can't know them, so it must not take the stream
@@ -145,7 +145,7 @@ void AfterFork::LoseConnection(const char* why) {
   sock_->lane_state().Step(LaneState::Event::kPin);
 }
 
-// As a child of a fork that found the stream on TCP.
+// The child goes on as one that found the stream on TCP at the fork.
 bool AfterFork::TakeOver(const Holding& all) {
   AssertLatched(sock_);
   const std::uint64_t tx = all.tx.load();

@@ -9,7 +9,7 @@ struct Holding;
 // What becomes of a stream in the child of a fork.  A stream that the parent's
 // engine has is the parent's alone, or the child has an unused copy of it.
 //
-// A view of its Sock, without a state.
+// A view of its Sock, without a state.  Only the child uses it.
 class AfterFork {
  public:
   explicit AfterFork(Sock* sock) : sock_(sock) {}

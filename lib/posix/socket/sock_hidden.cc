@@ -109,7 +109,7 @@ void UnusedCopy::Leave() {
   all->Unhide();
 }
 
-// The owner may have ended the connection meanwhile, and the place may be
+// The owner may have ended the connection meanwhile, and the Holding may be
 // another connection's.
 void UnusedCopy::Return() {
   Latched latched(sock_);

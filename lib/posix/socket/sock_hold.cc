@@ -3,9 +3,9 @@
 // The lane is there a fifth of a millisecond after connect().  A program that
 // sends as fast as it can has by then given megabytes to TCP's buffers, and a
 // short connection is over.  TCP may let a blocking send wait at any time,
-// because its buffers are full, and so may rcsock.  Only the time could tell,
-// so the hold is short and bounded.  Where holds were in vain, further ones are
-// given up (Prospect::Held).
+// because its buffers are full, and so may rcsock.  A program could notice only
+// the time, so the hold is short and bounded.  Where holds were in vain,
+// further ones are given up (Prospect::Held).
 
 #include "lib/posix/socket/sock_hold.h"
 
@@ -47,7 +47,7 @@ constexpr std::size_t kNudgeBytes = 2048;
 constexpr std::uint64_t kAsideNs = 200'000;
 // A small message goes as one piece, as it would on TCP.
 constexpr std::size_t kWhole = 8192;
-// If nothing is known of the service: more than that is worth a wait.
+// If nothing is known of the service, more bytes than these are worth a wait.
 constexpr std::uint64_t kBulk = 128 << 10;
 // A lane that comes so soon after its search began was worth a wait.
 constexpr std::uint64_t kLateNs = 20'000'000;
@@ -119,7 +119,7 @@ std::uint64_t SendGate::Begin(std::uint64_t now) {
 }
 
 bool SendGate::Take() {
-  // Of threads that wait at once, one says how the hold ended.
+  // Of threads that wait at once, one reports how the hold ended.
   if (end_ns_.exchange(kNone, std::memory_order_relaxed) <= kNone) {
     return false;
   }
@@ -138,8 +138,8 @@ bool SendGate::Take() {
 
 void SendGate::End() {
   if (!Take() || place_.load(std::memory_order_relaxed) == 0) return;
-  // The look goes on, a second at most.  But nothing is known any more of this
-  // connection that its calls should take care for.
+  // The search goes on, a second at most.  But this connection no longer
+  // promises anything that its calls should take care for.
   Latched latched(sock_);
   sock_->lane_state().SetHopeful(false);
   sock_->lane_state().Step(LaneState::Event::kLoseHope);
@@ -153,7 +153,8 @@ void SendGate::EndIfOver() {
   }
 }
 
-// The lane may have come between two polls for room.  A send says that itself.
+// The lane may have come between two polls for room.  A send that is held
+// reports that itself.
 void SendGate::LaneCame(std::uint64_t sought_ns) {
   if (held_ns_.load(std::memory_order_relaxed) == 0 || Take() ||
       base::NowNs() - sought_ns >= kLateNs) {
@@ -219,8 +220,6 @@ bool SendGate::SendsParts() {
   return false;
 }
 
-// Returns whether the peer has agreed, and only a gap between the calls of this
-// end's threads is awaited.
 bool SendGate::AwaitsGap(int flags) const {
   return sock_->lane_state().Agreed() &&
          (flags & (MSG_DONTWAIT | MSG_OOB)) == 0 &&
@@ -271,7 +270,7 @@ IoResult SendGate::SendAside(int number, const iovec* iov, int count,
     }
     AwaitLane(wait, std::min(now + kAsideNs, end));
   }
-  // Another thread has closed it: see Send.
+  // Another thread has closed the stream: see Send.
   if (*done > 0 && sock_->ending().closed()) {
     return IoResult::Done(*done);
   }

@@ -84,7 +84,7 @@ void Holders::Mark() {
 }
 
 bool Holders::Sole() const {
-  // The child of a fork under way is not counted before the end.
+  // The child of a fork under way is not counted before the end of the fork.
   return !Forking() && SoleBeforeFork();
 }
 
@@ -126,7 +126,7 @@ void Holders::Leave() {
   latches_.AssertHeld();
   Holding* const all = Find();
   if (all == nullptr) return;
-  // Then the stream's counts are for the statistics only.
+  // If no lane will ever come, the stream's counts are for the statistics only.
   if (sock_->lane_state().Never()) Spoil();
   TellGivenAway(all);
   TellMoved();

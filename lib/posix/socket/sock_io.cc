@@ -26,7 +26,7 @@ void RaiseSigpipe() {
   const int saved = errno;
   const long pid = ::syscall(SYS_getpid);
   const long tid = ::syscall(SYS_gettid);
-  // The kernel says it so: by kill(), not by tkill().
+  // The kernel reports this signal as one by kill(), not by tkill().
   siginfo_t info{};
   info.si_signo = SIGPIPE;
   info.si_code = SI_USER;
@@ -88,8 +88,8 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
   return n;
 }
 
-// A stream on TCP keeps the error as what lies behind bytes read ahead, with
-// none of these.
+// A stream on TCP keeps the error as one behind bytes that were read ahead,
+// without any such bytes.
 void Sock::KeepError(int fd, int error) {
   if (!stream::IsToldOnce(error)) return;
   search_.Cancel();
@@ -173,8 +173,8 @@ void Sock::WriteWithBoth(SendCall& call) {
     lane_tx_ += static_cast<std::uint64_t>(n);
   }
   if (n < 0 && *call.done > 0) stream_->KeepError(static_cast<int>(-n));
-  // After a part as after nothing: a caller that waits for the rest, or for the
-  // edge, must be told when TCP takes more.
+  // If TCP took a part, or nothing, a caller that waits for the rest, or for
+  // the edge, must be told when TCP takes more.
   if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < call.left)) &&
       stream_->tx() == stream::Tx::kRaw && !stream_->AwaitsRaw()) {
     watch_.WantRoom();
@@ -264,7 +264,8 @@ IoResult Sock::SendNull(int fd, int flags, std::size_t* done) {
 
 IoResult Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
                         std::size_t* done) {
-  // Only bytes that would be put there are a fault.  Then nothing is taken.
+  // The address is a fault only if bytes would be put there.  Then the call
+  // takes nothing.
   std::size_t room = 0;
   int good = 0;
   for (; good < count && !Null(iov + good, 1); ++good) {
@@ -361,11 +362,11 @@ struct Sock::RecvCall {
   bool last_look = false;
 };
 
-// Reads what the ring alone does not tell: the stream is not on its lane in
+// Reads what the ring alone does not tell.  The stream is not on its lane in
 // full, the lane is dead, or a control message lies in the ring.  No honest
-// peer sends such a message now.  Progress takes it, and nothing behind it can
-// be read before.  Returns kDone if the call goes on.  Holds the rx latch again
-// on return.
+// peer sends such a message now.  Progress takes such a message, and nothing
+// behind the message can be read before.  Returns kDone if the call goes on.
+// Holds the rx latch again on return.
 IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
   using Status = IoResult::Status;
   // Between two sleeps the thread counts as being in the call.

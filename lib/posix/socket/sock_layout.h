@@ -94,8 +94,8 @@ class alignas(64) SockLayout : public File,
   // What a call of a stream on a lane touches, once kLaneMark has told of the
   // lane.
   alignas(64) base::Paired<std::unique_ptr<lane::Lane>> lane_;
-  // Shared with stream_; guarded by the latch of the direction.  The members
-  // that follow lie in its last bytes, so that all of this is one line.
+  // Shared with stream_, and guarded by the latch of the direction.  The
+  // members that follow lie in its last bytes, so that all of this is one line.
   [[no_unique_address]] stream::Quick quick_;
   base::Paired<bool> rd_shut_;
   std::atomic<bool> on_lane_{false};

@@ -67,9 +67,9 @@ void Sock::LeaveEngineLatched(bool spilled) {
   timer_ = 0;
   options_.Push(fd());
   noted_.MeasureDrift();
-  // The kernel has not been told of these.  It would let a reader sleep.  It
-  // would also hide that the stream is over, if only this end's last write
-  // would show that.
+  // The kernel has not been told of SHUT_RD, nor of the stream's end.  It would
+  // let a reader sleep.  It would also hide an end that only this end's last
+  // write would show.
   if (rd_shut_ || stream_->Gone()) {
     ::syscall(SYS_shutdown, fd(), stream_->Gone() ? SHUT_RDWR : SHUT_RD);
   }

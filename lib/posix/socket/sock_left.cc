@@ -4,8 +4,8 @@
 // Until then the call goes on, whatever the number names meanwhile.  Here the
 // number itself is the anchor.  So close() gives the stream another number, of
 // rcsock's own, which the table has as it has any copy's.  All that is done to
-// every stream is then done to this stream, too.  It ends when that number is
-// closed, by the last of the calls.
+// every stream is then done to this stream, too.  The stream ends when the last
+// of the calls closes that number.
 //
 // A sleeping call is counted already, so a call does nothing more before it
 // sleeps.  A call that wakes finds fd_ under its latch.  From then on it is
@@ -41,8 +41,8 @@ namespace {
 
 constexpr std::uint32_t kMostLookMs = 1024;
 
-// The innermost such call of this thread.  A handler may have jumped out of it;
-// then the object may be another connection by now.
+// The innermost call of this thread that has joined (kJoinsLeft).  A handler
+// may have jumped out of it; then the object may be another connection by now.
 struct Left {
   const Sock* sock = nullptr;
   std::uint32_t life = 0;
@@ -50,7 +50,7 @@ struct Left {
   bool awake = false;
 };
 thread_local constinit Left tls_left;
-// Of a call that has just become such a call (kJoinsLeft).
+// What a call that has just joined brings along.
 struct Joined {
   std::uint64_t deadline_ns = 0;
   int result = 0;
@@ -67,9 +67,9 @@ void CloseLeft(int number) {
 
 }  // namespace
 
-// Such a call, from kJoinsLeft on.  It owns a place in awake_, and is a
-// critical section that sleeps interrupt, as every call's.  It belongs to its
-// thread.
+// A call whose number was closed under its sleep, from kJoinsLeft on.  It owns
+// a place in awake_, and is a critical section that sleeps interrupt, as every
+// call's.  It belongs to its thread.
 class LeftCalls::Call {
  public:
   explicit Call(Sock* sock)
@@ -79,7 +79,7 @@ class LeftCalls::Call {
         joined_(tls_joined) {
     tls_left = {sock, sock->calls().Life(), joined_.deadline_ns, true};
   }
-  // Also runs when cancellation ends the call.
+  // The destructor also runs when cancellation ends the call.
   ~Call() {
     const int saved = errno;
     const bool awake = tls_left.awake;
@@ -221,8 +221,9 @@ void LeftCalls::OnForkChild() {
 // nothing more to do with the stream.
 bool LeftCalls::JoinsToo(const CallWait& wait, int result) {
   const std::uint32_t life = sock_->calls().Life();
-  // Nor does a call of another connection, whose object this has been.  That
-  // connection ended under the sleep, for there was no number to keep it by.
+  // A call of another connection, whose object this has been, does not join
+  // either.  That connection ended under the sleep, for there was no number to
+  // keep it by.
   if (wait.process == 0 || wait.process != OwnPid() || wait.life != life ||
       (tls_left.sock == sock_ && tls_left.life == life)) {
     return false;

@@ -30,7 +30,7 @@ class LeftCalls {
   // Leaves the stream to the calls that sleep on it, in place of its end.
   // Returns false if no call sleeps on it.
   bool LeaveTo(int fd, const Successor& next, int* result);
-  // Ends such a stream, if its last call has returned.
+  // Ends a stream that was left to its calls, if the last of them has returned.
   void End();
 
   // --- Require the latch that the call sleeps with
@@ -42,8 +42,8 @@ class LeftCalls {
       return false;
     return JoinsToo(wait, result);
   }
-  // Note that such a call goes to sleep, and that it has woken.  Sleeps returns
-  // whether this thread is in such a call.
+  // Sleeps notes that such a call goes to sleep, and Wakes that it has woken.
+  // Sleeps returns whether this thread is in such a call.
   bool Sleeps() { return fd_ >= 0 && SleepsToo(); }
   [[gnu::cold, gnu::noinline]] void Wakes();
   // Returns when the time of such a call is over, or 0 if that is not known.
@@ -54,7 +54,7 @@ class LeftCalls {
 
   // Forgets all, for another connection.
   void Reset();
-  // In the child of fork, after all other parts of all streams: closes the
+  // In the child of a fork, after all other parts of all streams: closes the
   // number by which the stream went on.  These calls are the parent's.
   void OnForkChild();
 
@@ -67,9 +67,9 @@ class LeftCalls {
   int SleepersLatched() const;
   void EndLater(std::uint32_t ms);
 
-  // What a sleep looks at comes first.  The number by which the stream goes on
-  // after the application has closed it under sleeping calls; -1: there is
-  // none.
+  // The members that a sleep looks at come first.  The number by which the
+  // stream goes on after the application has closed its own under sleeping
+  // calls.  -1: there is none.
   base::Paired<int> fd_{-1};
   std::atomic<int> awake_{0};  // those calls that do not sleep now
   Sock* const sock_;

@@ -106,9 +106,9 @@ inline std::uint32_t Looks::RingReadinessLatched(Sock* sock,
     *fast = false;
     return 0;
   }
-  // This may be the peer's end, of which more is to be told than input.  A
-  // thread that has not shut down and does not ask for RDHUP reads the end, and
-  // so learns of it.
+  // The next message may be the peer's end, of which Readiness tells more than
+  // input.  A thread that has not shut down and does not ask for RDHUP reads
+  // the end, and so learns of it.
   if (pending && ((events & POLLRDHUP) != 0 || !sock->quick_.may_send) &&
       Looks(sock).EndNextLatched()) {
     *end = true;

@@ -19,9 +19,9 @@ class Looks {
  public:
   explicit Looks(Sock* sock) : sock_(sock) {}
 
-  // In the result of Readiness, if `events` asks for it: there is something to
-  // read in the ring itself, and nothing before it in the stash.  A look at the
-  // ring alone finds it.
+  // In the result of Readiness, if `events` asks for it: the ring itself has
+  // something to read, and nothing in the stash comes before that.  A look at
+  // the ring alone finds it.
   static constexpr std::uint32_t kInRing = 1u << 16;
   // Returns those of `events`, and of POLLERR and POLLHUP, that hold now.
   // `number` must be this stream's, or -1 if the caller keeps the stream by a
@@ -80,10 +80,10 @@ class Looks {
   }
   // Sleeps where a read of the stream would sleep, so that the peer wakes this
   // thread directly.  Requires a caller that waits for input here alone.
-  // Returns true after input may have come, after a handler has run since the
-  // caller read tls_signals.any as `signals`, or after the deadline; 0: no
-  // deadline.  Returns false, without a sleep, if the stream is not on a lane
-  // in full.
+  // Returns true after input may have come, or after the deadline; 0: no
+  // deadline.  Also returns true after a handler has run since the caller read
+  // tls_signals.any as `signals`.  Returns false, without a sleep, if the
+  // stream is not on a lane in full.
   bool SleepForInput(int number, std::uint64_t deadline_ns,
                      std::uint32_t signals);
   // Tells this thread's SpinAccount what the stream has sent.

@@ -54,7 +54,7 @@ void PeerFacts::ForkLock() { hosts_latch.LockForFork(); }
 void PeerFacts::ForkUnlock(bool child) { hosts_latch.UnlockAfterFork(child); }
 
 void PeerFacts::Set(int fd, const sockaddr* address, socklen_t length) {
-  // A length below the family's: an unnamed or foreign address.
+  // A length below the family's is that of an unnamed or foreign address.
   if (address == nullptr || length < sizeof(sockaddr_in) ||
       (address->sa_family != AF_INET &&
        (address->sa_family != AF_INET6 || length < sizeof(sockaddr_in6)))) {

@@ -13,8 +13,8 @@ namespace rcsock::posix {
 
 class Sock;
 
-// Whom a stream is connected to, and what the rules and the past say of that
-// peer.
+// The peer of a stream: its role and address, and what the rules and the past
+// say of that peer.
 //
 // A part of its Sock.  The hooks set it while the stream is being connected.
 // Any thread may ask, with or without a latch of the stream.  A child of fork

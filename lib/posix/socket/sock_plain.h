@@ -43,13 +43,13 @@ class Sock::InKernel {
   }
   InKernel(const InKernel&) = delete;
   InKernel& operator=(const InKernel&) = delete;
-  // Returns whether the call may be made.  It asks for the number again: since
+  // Returns whether the call may be made.  It asks for the number again.  Since
   // the caller found the stream there, the number may have been closed, and be
   // another's.
   bool May(int fd, Mode mode) const {
     return sock_->mode(std::memory_order_seq_cst) == mode && sock_->IsAt(fd);
   }
-  // Count what the call has moved.  Return `n`.
+  // Sent and Received count what the call has moved.  Both return `n`.
   ssize_t Sent(ssize_t n) { return Moved(PlainCalls::kTx, n); }
   ssize_t Received(ssize_t n) { return Moved(PlainCalls::kRx, n); }
 

@@ -20,7 +20,7 @@ namespace rcsock::posix {
 
 // QuickSend and QuickRecv ask neither for the mode, nor for the Stream, nor
 // whether this stream is still on a lane (kLaneMark is a hint).  What the latch
-// of one direction guards says it all.  But `still` says, with that latch,
+// of one direction guards is enough.  But `still` says, with that latch,
 // whether the caller's number is still this stream's.  The calling thread may
 // have been off its CPU, and the object be another connection by now
 // (fd_table).
@@ -32,14 +32,16 @@ namespace rcsock::posix {
 // - The lane is taken away behind Stream::ReleaseLane, which clears them.  Both
 //   latches are held from the one to the other (Sock::TakeLane).
 // - The lane also goes, with the stream, where the object goes back to the pool
-//   (Unref).  So it does in a child of fork, which has no other thread
+//   (Unref).  So it does in the child of a fork, which has no other thread
 //   (AfterFork).
 // - Where the mode leaves kEngine they are cleared with it (BackToPlain,
 //   EndEngine, Unref, AfterFork), and a new Stream begins without them
-//   (TryAdopt). So a thread that finds one of them true under its latch keeps
-//   the lane, and the flag, until it releases the latch.  It counts what it
-//   moves in quick_. The Stream adds that to its own counts (tx_off, rx_off)
-//   with either or both latches held.
+//   (TakeFromKernelLatched).
+//
+// So a thread that finds one of them true under its latch keeps the lane, and
+// the flag, until it releases the latch.  It counts what it moves in quick_.
+// The Stream adds that to its own counts (tx_off, rx_off) with either or both
+// latches held.
 
 [[gnu::always_inline]] inline void PrefetchToWrite(const void* at) {
   __asm__ volatile("prefetchw (%0)" : : "r"(at));
@@ -104,7 +106,6 @@ template <class Still>
   return result;
 }
 
-// True means that Readiness() for EPOLLIN says that and nothing else.
 [[gnu::always_inline]] inline bool Looks::HasInput() {
   if (!sock_->rx_latch.try_lock()) [[unlikely]]
     return false;
@@ -140,7 +141,7 @@ template <class Still>
       works =
           drained && (!pending || sock_->lane_->State() == base::Reason::kNone);
     }
-    // Readiness() tells more of the peer's end than input.
+    // Readiness tells more of the peer's end than input.
     if (works &&
         !(pending && ((events & POLLRDHUP) != 0 || !sock_->quick_.may_send) &&
           EndNextLatched())) [[likely]] {

@@ -12,7 +12,7 @@ namespace rcsock::posix {
 class Sock;
 
 // What a stream in kUnread has read from TCP ahead of the application: bytes
-// that the holders of the connection share, and the error behind them.
+// that the holders share, and the error behind them.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.  A child of fork shares the bytes.
@@ -29,8 +29,8 @@ class ReadAhead {
   // there are none.
   int Fd() RC_EXCLUDES(rx_);
 
-  // Returns the bytes, or a descriptor that shares them, or -1.  Require the
-  // rx_latch.
+  // Held returns the bytes, and HeldFd a descriptor that shares them, or -1.
+  // Both require the rx_latch.
   Unread& Held() {
     rx_.AssertHeld();
     return unread_;

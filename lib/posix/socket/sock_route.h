@@ -9,8 +9,8 @@
 
 namespace rcsock::posix {
 
-// Who carries out the calls of a stream: the kernel, the engine, or io_uring's
-// requests in its place.
+// Tells whether the kernel or the engine carries out a call of a stream, and
+// whether rcsock carries out the stream's requests of io_uring.
 //
 // A view of its Sock, without a state.  Any thread may call it, with or without
 // a latch of the stream.  Without one an answer may be over at any moment.

@@ -1,4 +1,4 @@
-// When a stream looks for its peer, and how that look begins and ends.  What
+// When a stream looks for its peer, and how that search begins and ends.  What
 // follows from an answer is in sock_seek.cc.
 
 #include "lib/posix/socket/sock_search.h"
@@ -32,9 +32,9 @@ using rendezvous::Conductor;
 
 namespace {
 
-// Returns whether an end finds this reason without waiting for a peer: the
+// Returns whether an end finds this reason without waiting for a peer.  The
 // address is no RDMA device's (a connection over another card), or what a
-// device needs is not there.  A look after each few calls would pay for that
+// device needs is not there.  A search after each few calls would pay for that
 // each time.
 bool FoundAtOnce(Reason reason) {
   switch (reason) {
@@ -50,7 +50,7 @@ bool FoundAtOnce(Reason reason) {
   }
 }
 
-// Returns the first threshold above `now`.  Streams look at the thresholds
+// Returns the first threshold above `now`.  Streams search at the thresholds
 // first, 8 * first, 64 * first...  The two ends may have learnt different
 // things, and begin at different thresholds, but the later ones are equal for
 // both.
@@ -63,7 +63,7 @@ std::uint64_t NextPoint(std::uint64_t first, std::uint64_t now) {
   return point;
 }
 
-// Tells the conductor whom to ask about the streams of this process.
+// Tells a new conductor what to call for the streams of this process.
 void Introduce(Conductor* conductor) {
   static std::atomic<Conductor*> known{nullptr};
   if (known.exchange(conductor) == conductor) return;
@@ -92,7 +92,7 @@ void LaneSearch::After(std::uint32_t shift) {
   at_bytes_ = sock_->calls().bytes() + (terms.promote_bytes << shift);
 }
 
-// From now that is at most 64 Ki calls that move bytes, or 64 MiB.
+// The next search is at most 64 Ki calls that move bytes, or 64 MiB, away.
 void LaneSearch::AfterAsMuch() {
   constexpr std::uint32_t kMostOps = 1u << 16;
   constexpr std::uint64_t kMostBytes = 1u << 26;
@@ -193,7 +193,7 @@ void LaneSearch::Allow() {
 
 bool LaneSearch::AloneToSeek() {
   if (sock_->holders().Sole()) return true;
-  // Another process may still use the connection: look again later.
+  // Another process may still use the connection, so a later call searches.
   NotedShare& noted = sock_->noted();
   const Reason why = noted.Travels() ? noted.reason() : Reason::kPinnedFork;
   if (reason_ != why) {
@@ -239,11 +239,11 @@ void LaneSearch::BeginIfWorth() {
 }
 
 void LaneSearch::Begin() {
-  // What follows takes memory, which a handler must not.  Nor is anything ready
-  // before the process is.  The next call asks again.
+  // A search takes memory, which a handler must not.  Without a gate the
+  // process is not ready for a search.  The next call asks again.
   if (!AloneToSeek() || InHandler() || !SeekGate::IsSet()) return;
   // Of several threads one begins.  Another thread wrote attempts_, at the end
-  // of the previous look, before it let this thread begin.
+  // of the previous search, before it let this thread begin.
   LaneState& state = sock_->lane_state();
   if (!state.Step(LaneState::Event::kSeek) || !MayAsk()) return;
   Critical critical;
@@ -256,11 +256,11 @@ void LaneSearch::Begin() {
     return;
   }
   Introduce(conductor);
-  // While the stream looks again, the reason of its last look stands.
+  // While the stream searches again, the reason of its last search stands.
   if (attempts_ == 0) reason_ = Reason::kPending;
   RCSOCK_LOG(2, "fd %d: looking for its peer", sock_->fd());
   {
-    // If a fork has given the look up meanwhile, the thread that began it may
+    // If a fork has given the search up meanwhile, the thread that began it may
     // still be here.
     Latched latched(sock_);
     sock_->remote().Seeks();
@@ -293,7 +293,7 @@ void LaneSearch::FailedLatched(Reason reason, bool final) {
   LaneState& state = sock_->lane_state();
   reason_ = reason;
   const bool remote = sock_->peer().SeeksRdma();
-  // A look that a guess had begun does not count among the five.
+  // A search that a guess had begun does not count among the five.
   const bool guessed = state.TakeAtOnce();
   state.SetHopeful(false);
   const bool again = !final && !state.Pinned() && !sock_->ending().closed();
@@ -302,7 +302,7 @@ void LaneSearch::FailedLatched(Reason reason, bool final) {
     // troubles.  So the peer is asked again for as long as the connection
     // lives, after ever more traffic.  The end that accepted only waits to be
     // asked, if it can; that costs nothing.  A stream that lacks nothing but
-    // room may have it as soon as it earns it.
+    // room may have a lane as soon as it earns one.
     if (attempts_ < 4 && reason != Reason::kBudget) ++attempts_;
     const bool waits = sock_->peer().accepted() && !FoundAtOnce(reason);
     const int attempts = attempts_;
@@ -316,11 +316,12 @@ void LaneSearch::FailedLatched(Reason reason, bool final) {
     AfterAsMuch();
     state.Step(LaneState::Event::kGiveUp);
   } else if (attempts_ += guessed ? 0 : 1; again && !Spent()) {
-    // The peer may only have been slow, or be in no hurry: five looks in all.
+    // The peer may only have been slow, or be in no hurry: five searches in
+    // all.
     AtNextPoint(sock_->calls().count(), sock_->calls().bytes());
     state.Step(LaneState::Event::kGiveUp);
   } else {
-    // A pin may end; a last look does not.
+    // A pin may end.  A last search is final.
     const bool never = sock_->mode() == Mode::kPlain && (final || Spent());
     state.Step(never ? LaneState::Event::kForbid : LaneState::Event::kStop);
   }
@@ -332,8 +333,8 @@ void LaneSearch::Cancel() {
   SeekGate::Get().Forget(sock_);
   if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(sock_);
   Latched latched(sock_);
-  // A step of the search that runs at this moment finds it given up: TryAdopt
-  // and LaneOpen look under the latches.
+  // A step of the search that runs at this moment finds the search given up:
+  // TryAdopt and LaneOpen look under the latches.
   EndLatched();
   if (sock_->mode() == Mode::kEngine) sock_->Wake(false);  // HoldsEnd
   sock_->send_gate().Wake();

@@ -10,8 +10,8 @@ namespace rcsock::posix {
 
 class Sock;
 
-// The searches of a stream for its peer: when the next search comes, how it
-// begins and ends, how many were in vain, and why the stream has no lane.
+// The searches of a stream for its peer: when the next search comes, and how it
+// begins and ends.  Also how many were in vain, and why the stream has no lane.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -28,7 +28,7 @@ class LaneSearch {
   void SetReason(base::Reason reason) { reason_ = reason; }
   // Returns how many searches in a row were in vain.
   int attempts() const { return attempts_; }
-  // Returns whether there were so many that no other search comes, unless for
+  // Returns whether so many were in vain that no other search comes, unless for
   // an RDMA lane.
   bool Spent() const { return attempts_ >= kMostAttempts; }
   void ForgetAttempts() { attempts_ = 0; }
@@ -54,7 +54,7 @@ class LaneSearch {
   // Lets searches begin, unless something speaks against a lane.  The stream is
   // connected, or what kept it on TCP is over.
   void Allow();
-  // Begins a search after a call that the stream is due at.  Keeps errno.
+  // Begins a search behind the call at which it is due.  Keeps errno.
   [[gnu::noinline]] void BeginAfterCall();
   // Begins a search, if the past of the stream's service promises that a lane
   // is worth it.  Requires a stream that has just been connected, and whose
@@ -84,7 +84,8 @@ class LaneSearch {
   // Returns whether no other process holds the connection; if one does, a later
   // call asks again.
   bool AloneToSeek();
-  // Returns whether the search that has begun goes on; if not, has given it up.
+  // Returns whether the search that has begun goes on.  If not, MayAsk has
+  // given the search up.
   bool MayAsk();
   void NeverLeavesTcp(base::Reason reason);
   // Sets when the first search comes, by what the service has moved before.

@@ -40,9 +40,9 @@ using stream::Stream;
 
 // The look for other calls may be wrong either way here.  TryAdopt looks again,
 // and a call that is inside comes here itself.  Of two calls that come out at
-// once one sees the other's mark gone, since each has cleared its own before
-// this fence.  A call that was inside when TryAdopt looked finds the stream
-// wanted.
+// once one sees the other's mark gone, since each has cleared its own mark
+// before this fence.  A call that was inside when TryAdopt looked finds the
+// stream wanted.
 void Sock::LastOut() {
   base::FullFence();
   if (calls_.Inside() || CallIn(this)) return;
@@ -80,7 +80,7 @@ std::uint8_t Sock::TrafficClass(bool v4) {
 
 void Sock::SeekFailed(Reason reason, bool final) {
   Critical critical;
-  // This reason is no news if the last look had it, too.
+  // This reason is no news if the last search had it, too.
   RCSOCK_LOG(reason != search_.reason() ? 1 : 2, "fd %d: no lane: %s", fd(),
              base::ReasonKey(reason));
   Latched latched(this);
@@ -100,7 +100,8 @@ void Sock::Adopt() {
   if (mode() == Mode::kEngine) {
     // Another thread may be adopting the stream, and its registrations may
     // still be in the kernel's sets.  A lane that came before they have left
-    // would ring no bell.  The thread that moves them says it then.
+    // would ring no bell.  The thread that moves the registrations tells the
+    // conductor then.
     Conductor* conductor = Conductor::IfRunning();
     if (conductor != nullptr && Registrations::InUser(this)) {
       conductor->Adopted(this);
@@ -111,9 +112,9 @@ void Sock::Adopt() {
 }
 
 // seq_cst: a call that enters the kernel marks or counts itself and then looks
-// at mode_.  Here mode_ is set first, and marks and count are looked at after,
+// at mode_.  This thread sets mode_ first, and looks at marks and count after,
 // with the fence of all threads between (thread/call_marks.h).  So one of the
-// two sees the other (I-MARK-1).
+// two threads sees the other (I-MARK-1).
 Sock::Adoption Sock::TakeFromKernelLatched() {
   SetMode(Mode::kEngine);
   // A child that uses its copy counts itself, and then asks (I-CLAIM-1).
@@ -187,8 +188,9 @@ bool Sock::TryAdopt() {
   if (Registrations::Get().ToUser(this)) {
     Moved();
   } else {
-    // Until then the kernel's sets see what is there, and threads that sleep
-    // here are told, too.  The application reads, and nothing is read ahead.
+    // Until the registrations have moved, the kernel's sets see what is there,
+    // and threads that sleep here are told, too.  The application reads, and
+    // nothing is read ahead.
     Latched latched(this);
     if (mode() == Mode::kEngine && stream_ != nullptr) UpdateWatch();
   }
@@ -218,7 +220,8 @@ void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
 void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
                     const stream::Nonce& mine, const stream::Nonce& peers,
                     bool authenticated) {
-  // No latch of a stream is held here: fork takes them behind what this takes.
+  // No latch of a stream is held here: fork takes these behind what GuardFaults
+  // takes.
   GuardFaults();
   Critical critical;
   {
@@ -240,8 +243,8 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
 }
 
-// WayBack::AwaitsLane: the lane is left as soon as it has come, before the
-// thread that waits for that goes on.  A fork, for instance, makes no child
+// A thread in WayBack::AwaitsLane has the stream leave its lane as soon as the
+// lane has come, and goes on only then.  A fork, for instance, makes no child
 // before.
 bool Sock::MayOpenLatched() {
   const bool alone =

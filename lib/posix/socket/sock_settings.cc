@@ -120,8 +120,8 @@ void Settings::TakeOver(int number) {
 
 // --- SO_SNDBUF
 //
-// How much of what a lane sends the peer may leave unread: as TCP, no more than
-// the program's SO_SNDBUF allows.
+// Bounds how much of what a lane sends the peer may leave unread: as TCP, no
+// more than the program's SO_SNDBUF allows.
 
 void Settings::BoundSends() {
   Critical critical;
@@ -132,8 +132,8 @@ void Settings::BoundSends() {
   sock_->tx_latch.unlock();
 }
 
-// What TCP would take of a program that has set its SO_SNDBUF: that value,
-// which the kernel reports doubled, and what the peer's buffer has room for.
+// What TCP would take of a program that has set its SO_SNDBUF: that value, and
+// what the peer's buffer has room for.  The kernel reports the value doubled.
 // Without SO_SNDBUF the kernel's buffer grows as needed, and so a lane's ring
 // is no more.
 void Settings::BoundSendsLatched() {

@@ -5,8 +5,8 @@ namespace rcsock::posix {
 
 class Sock;
 
-// What programs have set of a stream, where it comes from somewhere else: from
-// a listener, from the kernel, or from former holders of the connection.
+// What programs have set of a stream elsewhere: on its listener, in the kernel
+// past rcsock, or as former holders of the connection.
 //
 // A view of its Sock, without a state.  Requires that no other thread knows the
 // stream, and no latch of it, unless a method says otherwise.

@@ -12,7 +12,7 @@ namespace rcsock::posix {
 
 using rendezvous::Conductor;
 
-// The most between two looks whether threads still sleep on a lane.
+// The longest time between two looks whether threads still sleep on a lane.
 constexpr std::uint32_t kMostWaitMs = 64;
 
 void Settling::Post() {
@@ -35,7 +35,7 @@ void Settling::Settle() {
     Latched latched(sock_);
     latches_.AssertHeld();
     posted_ = false;
-    // A later change has posted another call.
+    // A change that comes after this posts another call.
     finished = sock_->ending().finished();
     reset = sock_->ending().resets();
     settled = free_ || finished;
@@ -102,11 +102,11 @@ std::unique_ptr<lane::Lane> Settling::TakeLane(bool slept_on) {
   return nullptr;
 }
 
-// The stream need not wait for these threads.  Nothing is read from the lane
-// any more, and a thread that wakes looks where the stream is by then.  Nor
-// could the stream wait.  A handler may have interrupted the sleep of its
-// thread, and wait itself until the kernel has the stream (fork).  Or it has
-// jumped out of the sleep, and takes its time.
+// The stream need not wait for threads that sleep on a parked lane.  Nothing is
+// read from the lane any more, and a thread that wakes looks where the stream
+// is by then.  Nor could the stream wait.  A handler may have interrupted the
+// sleep of its thread, and wait itself until the kernel has the stream (fork).
+// Or the handler has jumped out of the sleep, and takes its time.
 bool Settling::Unpark() {
   std::unique_ptr<lane::Lane> lane;
   {

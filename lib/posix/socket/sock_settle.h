@@ -16,10 +16,10 @@ namespace rcsock::posix {
 
 class Sock;
 
-// What the conductor does with a stream that has left its lane, or has ended:
-// it gives the lane back, then the anchor to the kernel, or ends the stream.
-// Threads may still sleep on such a lane.  Then the lane is parked until they
-// have woken.
+// What the conductor does with a stream that has left its lane, or has ended.
+// It gives the lane back, and then gives the anchor to the kernel, or ends the
+// stream.  Threads may still sleep on such a lane.  Then the lane is parked
+// until they have woken.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -32,7 +32,7 @@ class Settling {
   // Has the conductor settle the stream, unless that is arranged.  Requires
   // both latches.
   void Post();
-  // What Post has called, on the conductor's thread.
+  // Settles the stream.  Post has the conductor's thread call this.
   void Settle();
   // The stream needs its lane no more.  Requires both latches.
   void LaneIsFree();
@@ -50,11 +50,11 @@ class Settling {
  private:
   // The parts of Settle.  GiveLaneBack returns false if threads sleep on two
   // lanes; then Settle is called again.  TakeLane returns null if the lane is
-  // parked, since threads sleep on it.  It requires both latches.
+  // parked, since threads sleep on it.  TakeLane requires both latches.
   bool GiveLaneBack(rendezvous::Conductor* conductor);
   std::unique_ptr<lane::Lane> TakeLane(bool slept_on);
-  // Gives the parked lane back.  Returns false if threads still sleep there; it
-  // has woken them.
+  // Gives the parked lane back.  Returns false if threads still sleep on that
+  // lane, and wakes them.
   bool Unpark();
   void UnparkLater(std::uint32_t ms);
 

@@ -1,4 +1,4 @@
-// What else a stream does by its engine: its end here, and its readiness.
+// shutdown(2) of a stream.
 
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -26,7 +26,7 @@ namespace rcsock::posix {
 using base::Reason;
 
 int Sock::Shutdown(int number, int how) {
-  // Nothing is closed.
+  // The kernel refuses such a call, and nothing is closed.
   if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
     return real::shutdown(number, how);
   }
@@ -68,7 +68,7 @@ int Sock::Shutdown(int number, int how) {
     stream_->Progress();
     HandleChanges();
     Wake(true);
-    // The kernel makes an edge of it, whatever is asked.
+    // The kernel makes an edge of a shutdown, whatever a registration asks for.
     Registrations::Ready(this);
   }
   rx_latch.unlock();

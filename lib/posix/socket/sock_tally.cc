@@ -36,7 +36,7 @@ void Tally::Account() {
   if (accounted_) return;
   accounted_ = true;
   StreamFacts facts = sock_->FactsLatched();
-  // The look for the peer was not even over.
+  // The search for the peer was not even over.
   if (facts.reason == Reason::kPending &&
       base::NowNs() - facts.sought_ns < 1'000'000'000) {
     facts.reason = Reason::kShortLived;
@@ -188,7 +188,7 @@ std::uint32_t Tally::demotions() const {
   return demotions_;
 }
 
-// They have counted it.
+// The other holders have counted these bytes.
 void Tally::OthersMoved(std::uint64_t tx, std::uint64_t rx) {
   latches_.AssertHeld();
   begun_tx_ += tx;

@@ -31,8 +31,8 @@ struct StreamFacts {
 };
 
 // What this process has moved by a stream, and how often the stream has been on
-// a lane: for the statistics, for `rcsock stat`, and for later streams of the
-// service.
+// a lane.  The statistics, `rcsock stat` and later streams of the service use
+// these counts.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -57,20 +57,21 @@ class Tally {
   // One direction has come onto a lane.
   void Promoted();
   bool promoted() const;
-  // Both directions have.
+  // Both directions have come onto a lane.
   void CameOnLane();
   // The stream has left its lane, or the lane has failed (`failover`).
   void LeftLane(bool failover);
-  // Such a departure speaks against the next lane; the last one does not.
-  // Returns false if none did.
+  // CountDemotion: this departure speaks against the next lane.
+  // TakeDemotionBack: the last counted one does not.  Returns false if none was
+  // counted.
   void CountDemotion();
   bool TakeDemotionBack();
-  // Returns how many do.
+  // Returns how many departures are counted.
   std::uint32_t demotions() const;
   // Another holder of the connection has moved so much.
   void OthersMoved(std::uint64_t tx, std::uint64_t rx);
-  // This process begins with the connection there, which has moved so much.
-  // Instead of the latches it suffices that no other thread knows the stream.
+  // This process begins with a connection that has moved so much.  Instead of
+  // the latches it suffices that no other thread knows the stream.
   void JoinAt(std::uint64_t tx, std::uint64_t rx);
 
   // Notes that the connection comes from another process.  Requires that no

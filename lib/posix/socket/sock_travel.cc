@@ -100,7 +100,7 @@ void NotedShare::MeasureDrift() {
   }
   drift_.tx = static_cast<std::int64_t>(sock_->engine()->tx_off() - tx);
   drift_.rx = static_cast<std::int64_t>(sock_->engine()->rx_off() - rx);
-  // For later holders of the connection.
+  // The note is for later holders of the connection.
   const Notes notes(sock_->fd());
   drift_known_ =
       notes.SetRole(sock_->peer().accepted() ? 1 : 0) && notes.SetDrift(drift_);
@@ -118,7 +118,7 @@ bool NotedShare::TakeOffsets() {
   }
   tx += static_cast<std::uint64_t>(drift_.tx);
   rx += static_cast<std::uint64_t>(drift_.rx);
-  // Others have counted what they have moved.
+  // Other holders have counted what they have moved.
   PlainCalls& calls = sock_->calls();
   sock_->tally().OthersMoved(tx - calls.tx(), rx - calls.rx());
   calls.SetMoved(tx, rx);
@@ -156,8 +156,8 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     // fork that begins later copies the share.
     if (Forking() || !sock_->holders().EndOfFamily()) return false;
   }
-  // This comes first, so that TryAdopt sees the note if this thread does not
-  // see what TryAdopt did.
+  // The note comes first, so that TryAdopt sees it if this thread does not see
+  // what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;
   bool noted = sock_->way_back().ToPlain(Reason::kPinnedScmRights) &&
                sock_->read_ahead().Bytes() == 0;
@@ -220,7 +220,7 @@ static Sock* Twin(int number, const Notes& notes) {
 Sock* NotedShare::Arrived(int number, std::uint64_t to, bool peek,
                           std::uint64_t until_ns) {
   const Notes notes(number, until_ns);
-  // This also finds a connection whose sender has noted nothing.
+  // This look also finds a connection whose sender has noted nothing.
   if (Sock* twin = Twin(number, notes)) {
     // One more number of the connection, as by dup.
     if (!peek) notes.DropShare(notes.Arrive(to, false));

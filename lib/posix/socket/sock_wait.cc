@@ -1,5 +1,6 @@
 // What a call of a stream on a lane does until there is room, or input: it
-// spins, then sleeps.
+// spins, then sleeps.  Also the sleep of a thread that polls one stream
+// (Looks).
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -268,8 +269,8 @@ bool Looks::SleepForInput(int number, std::uint64_t deadline_ns,
                   .poll = true};
     sock_->SleepOn(wait, false, token, seq, sock_->lane_.get());
   }
-  // The kernel's poll, too, keeps what it sleeps on until it returns.  It
-  // returns then, for the number names nothing.
+  // The kernel's poll, too, keeps what it sleeps on until it returns.  This
+  // poll returns then, for the number names nothing.
   const bool left = sock_->left().Any();
   sock_->rx_latch.unlock();
   if (left) [[unlikely]]

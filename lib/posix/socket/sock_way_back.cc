@@ -117,7 +117,7 @@ void WayBack::AskFromBorrowed() {
       [self = Share(sock_)] { self->way_back().Step(Reason::kPinnedExec); });
 }
 
-// A stream that is half closed in the kernel may not be promoted any more: the
+// A stream that is half closed in the kernel may not be promoted any more.  The
 // switch would take that end for the end of the peer (rule 1).
 void WayBack::HalfClosed() {
   latches_.AssertHeld();

@@ -15,7 +15,8 @@ class ZeroCopy;
 // copied.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
-// stream, unless a method says otherwise.  It keeps its ZeroCopy in the pool.
+// stream, unless a method says otherwise.  Its ZeroCopy stays with it in the
+// pool.
 class ZeroCopyUse {
  public:
   // `completions`: whether completions wait to be read.  The stream keeps it on
@@ -36,8 +37,8 @@ class ZeroCopyUse {
   void CopiedInstead();
   // Carries out recvmsg with MSG_ERRQUEUE.
   ssize_t RecvErrors(int number, msghdr* message, int flags);
-  // Takes what the kernel still owed when the stream left it.  Requires both
-  // latches.  Runs on the conductor's thread.
+  // Takes the completions that the kernel still owed when the stream left the
+  // kernel.  Requires both latches.  Runs on the conductor's thread.
   void TakeErrors();
   // Forgets all completions.  Requires both latches.
   void Forget();
