@@ -1,8 +1,12 @@
-// A C program, which does not load libgcc_s. The preload loads it only for a
-// process that looks for a lane. Then a thread that waits on the lane is
-// cancelled, so libgcc_s unwinds rcsock's frames.
+// A C program, which does not load libgcc_s. The preload loads it at the start of
+// a program that calls socket(), whose root may change before it has a lane. In
+// one that finds socket() by its name (BY_NAME) the preload loads it when the
+// process looks for a lane. Then a thread that waits on the lane is cancelled,
+// so libgcc_s unwinds rcsock's frames.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <linux/tcp.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -19,6 +23,14 @@
       exit(1);                                  \
     }                                           \
   } while (0)
+
+#ifdef BY_NAME
+#define FIND(name) ((__typeof__(&name))dlsym(RTLD_DEFAULT, #name))
+#define socket(...) FIND(socket)(__VA_ARGS__)
+#define connect(...) FIND(connect)(__VA_ARGS__)
+#define listen(...) FIND(listen)(__VA_ARGS__)
+#define accept(...) FIND(accept)(__VA_ARGS__)
+#endif
 
 static int ends[2];
 static int cleaned;
@@ -90,11 +102,23 @@ static void* Wait(void* argument) {
   return argument;
 }
 
-int main(void) {
+int main(int count, char** words) {
+#ifdef BY_NAME
   CHECK(!Mapped("libgcc_s"));
   Connect();
   Warm();
+#endif
   CHECK(Mapped("libgcc_s"));
+#ifndef BY_NAME
+  // As a daemon does. Only root may.
+  CHECK(count == 2);
+  CHECK((chroot(words[1]) == 0 && chdir("/") == 0) || errno == EPERM);
+  Connect();
+  Warm();
+#else
+  (void)count;
+  (void)words;
+#endif
   for (int i = 0; i < 3; ++i) {
     pthread_t thread;
     void* result = NULL;

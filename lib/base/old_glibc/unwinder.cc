@@ -8,13 +8,17 @@
 // the unwinder is the one that the loader would have bound:
 //
 // - the first image that defines it, of those that the process starts with, or
-// - libgcc_s, which is loaded when rcsock may throw (lib/base/unwinder.h), or
-//   when glibc unwinds with it.
+// - libgcc_s.  It is loaded at the start of a program that calls socket() and
+//   the like.  In others it is loaded when rcsock may throw
+//   (lib/base/unwinder.h), or when glibc unwinds with it.
 
 #include "lib/base/unwinder.h"
 
 #include <dlfcn.h>
 #include <link.h>
+
+#include <cstddef>
+#include <iterator>
 
 #include "lib/base/image_symbols.h"
 #include "lib/base/old_glibc/forward.h"
@@ -67,7 +71,82 @@ const link_map* Unwinder() {
   return image != nullptr ? image : Load();
 }
 
-// The libraries that the process starts with stay loaded.
+// What a program calls that makes connections, accepts them, or gets them.
+constexpr const char* kCalls[] = {"socket",  "connect",     "listen", "accept",
+                                  "accept4", "getpeername", "recvmsg"};
+
+// What an image asks the loader for, by its relocations.
+class Imports {
+ public:
+  explicit Imports(const link_map* image) {
+    if (image == nullptr || image->l_ld == nullptr) return;
+    for (const ElfW(Dyn)* one = image->l_ld; one->d_tag != DT_NULL; ++one) {
+      const auto value = one->d_un.d_val;
+      switch (one->d_tag) {
+        case DT_SYMTAB:
+          symbols_ = reinterpret_cast<const ElfW(Sym)*>(value);
+          break;
+        case DT_STRTAB:
+          strings_ = reinterpret_cast<const char*>(value);
+          break;
+        case DT_JMPREL:
+          calls_.begin = reinterpret_cast<const ElfW(Rela)*>(value);
+          break;
+        case DT_PLTRELSZ:
+          calls_.count = value / sizeof(ElfW(Rela));
+          break;
+        case DT_RELA:
+          others_.begin = reinterpret_cast<const ElfW(Rela)*>(value);
+          break;
+        case DT_RELASZ:
+          others_.count = value / sizeof(ElfW(Rela));
+          break;
+        case DT_RELACOUNT:
+          nameless_ = value;
+          break;
+        default:
+          break;
+      }
+    }
+  }
+
+  bool AnyOf(const char* const* names, std::size_t count) const {
+    return symbols_ != nullptr && strings_ != nullptr &&
+           (AnyIn(calls_, 0, names, count) ||
+            AnyIn(others_, nameless_, names, count));
+  }
+
+ private:
+  struct Table {
+    const ElfW(Rela) * begin = nullptr;
+    std::size_t count = 0;
+  };
+
+  bool AnyIn(const Table& table, std::size_t from, const char* const* names,
+             std::size_t count) const {
+    if (table.begin == nullptr) return false;
+    for (std::size_t i = from; i < table.count; ++i) {
+      const auto index = ELF64_R_SYM(table.begin[i].r_info);
+      if (index == 0) continue;
+      const char* name = strings_ + symbols_[index].st_name;
+      for (std::size_t k = 0; k < count; ++k) {
+        if (base::SameText(name, names[k])) return true;
+      }
+    }
+    return false;
+  }
+
+  const ElfW(Sym) * symbols_ = nullptr;
+  const char* strings_ = nullptr;
+  Table calls_;
+  Table others_;
+  std::size_t nameless_ = 0;  // others_ begins with so many
+};
+
+// The libraries that the process starts with stay loaded.  A program that has
+// connections gets libgcc_s now: later it may have changed its root, or be
+// about to wait for a thread that has the loader's lock.  The program is the
+// loader's first image.
 [[gnu::constructor, gnu::cold]] void LookEarly() {
   base::make_ready_to_throw = [] { return Unwinder() != nullptr; };
   for (const link_map* image = _r_debug.r_map; image != nullptr;
@@ -76,6 +155,7 @@ const link_map* Unwinder() {
       return Use(image);
     }
   }
+  if (Imports(_r_debug.r_map).AnyOf(kCalls, std::size(kCalls))) Load();
 }
 
 }  // namespace
