@@ -13,7 +13,6 @@
 #include "lib/base/config.h"
 #include "lib/base/identity.h"
 #include "lib/base/log.h"
-#include "lib/lane/shm/shm_lane.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/meet_directory.h"
@@ -424,12 +423,6 @@ void Session::Adopted() {
         errno == ENOMEM ? base::Reason::kNoMemory : base::Reason::kLaneError,
         false);
   }
-  // The conductor takes the messages of the switch (Sock::OpenLatched).  The
-  // peer posts none before it has READY, and so sees this wish without a fence.
-  static_cast<lane::shm::ShmLane*>(lane_.get())
-      ->Wish(
-          lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
-          0);
   const bool self = link_->uuid() == core_->uuid;
   link_->SendReady(index_, epoch_, proof_);
   if (peer_ready_) Deliver();

@@ -23,11 +23,7 @@ constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
 }  // namespace
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {
-  const std::uint32_t before = own().poll.load(std::memory_order_relaxed);
   Wish(bits, bell);
-  // The peer knows this wish: there was a fence behind it, or the peer has been
-  // told something since (Session::Adopted).
-  if (own().poll.load(std::memory_order_relaxed) == before) return;
   // The wish is stored before the caller looks at the ring: see PublishTold.
   base::HeavyFenceProcesses();
 }
