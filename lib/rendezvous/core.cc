@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <boost/asio/detail/epoll_reactor.hpp>
 #include <boost/asio/executor_work_guard.hpp>
@@ -18,7 +17,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/identity.h"
 #include "lib/base/internal.h"
@@ -298,43 +296,11 @@ bool Core::DrainBell() {
   return false;
 }
 
-std::uint64_t Core::Hurry() {
-  // As long as the steps of a switch take on a busy machine.
-  constexpr std::uint64_t kHurryNs = 20'000'000;
-  const std::uint64_t until = base::NowNs() + kHurryNs;
-  hurry_until_ns_.store(until, std::memory_order_relaxed);
-  return until;
-}
-
-void Core::LookAtHurried() {
-  step.AssertHeld();
-  const std::uint64_t until = hurry_until_ns_.load(std::memory_order_relaxed);
-  if (until == 0) return;
-  const std::uint64_t now = base::NowNs();
-  if (now >= until) hurry_until_ns_.store(0, std::memory_order_relaxed);
-  // A look is a system call, and comes between any two turns.  So a process
-  // with hundreds of peers makes a few looks, and goes on behind them the next
-  // time.
-  constexpr std::size_t kMostLooks = 8;
-  // A packet may end a link.
-  std::array<std::shared_ptr<PeerLink>, kMostLooks> hurried;
-  std::size_t count = 0;
-  for (std::size_t i = links_.size(); i > 0 && count < kMostLooks; --i) {
-    if (look_next_ >= links_.size()) look_next_ = 0;
-    const auto& link = links_[look_next_++];
-    if (link->Hurries(now)) hurried[count++] = link;
-  }
-  for (std::size_t i = 0; i < count; ++i) hurried[i]->Look(1);
-}
-
 // From its adoption until it has its lane, a stream gets news by the conductors
 // alone.  So work for others must not keep the stream waiting.
 void Core::ServeStreams() {
-  if (!anchors.Any() && hurry_until_ns_.load(std::memory_order_relaxed) == 0) {
-    return;
-  }
+  if (!anchors.Any()) return;
   Step hold(this);
-  LookAtHurried();
   DrainBell();
   if (DispatchAnchors()) WaitAnchors();
 }

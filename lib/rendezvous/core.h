@@ -63,8 +63,6 @@ class Core {
   std::shared_ptr<PeerLink> FindOffer(const Tuple& tuple, stream::Role role);
   void AddLink(std::shared_ptr<PeerLink> link);
   void RemoveLink(PeerLink* link);
-  // Has the links that hurry looked at for a while.  Returns its end.
-  std::uint64_t Hurry();
   // Rings those of these bells that are armed.
   void RingBells(lane::BellMask which);
   // Takes what this process has just sent itself over its own link: the
@@ -180,7 +178,6 @@ class Core {
   bool DrainBell();
   void WaitAnchors();
   void ServeStreams();
-  void LookAtHurried();
   // Returns true if this has ended a wait for the anchors.
   bool DispatchAnchors();
   void NoteAsioFds();
@@ -210,10 +207,6 @@ class Core {
       step);
   std::vector<std::shared_ptr<PeerLink>> links_ RC_GUARDED_BY(step);
   std::uint64_t max_shared_ = 0;  // once it has been read
-  // Until when some link hurries; 0: none does.  Written in a turn.
-  std::atomic<std::uint64_t> hurry_until_ns_{0};
-  // The link that LookAtHurried begins with.
-  std::size_t look_next_ RC_GUARDED_BY(step) = 0;
   // LookAtSelf is under way.
   bool at_self_ RC_GUARDED_BY(step) = false;
   std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);

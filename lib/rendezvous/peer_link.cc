@@ -214,8 +214,6 @@ void PeerLink::EndOpening(int index) {
   open_timer_.Start({}, weak_from_this(), &PeerLink::OpenNext);
 }
 
-void PeerLink::Hurry() { hurry_until_ns_ = core_->Hurry(); }
-
 bool PeerLink::Offer(const std::shared_ptr<Session>& session) {
   return up_ && OwnUid() && !channel_->backed_up() &&
          unanswered_ < kMostUnanswered &&
@@ -263,7 +261,6 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
   } else {
     openings_.push_back(
         {index, std::chrono::steady_clock::now() + kOpeningTime});
-    Hurry();
     session->OpenSent(shared_from_this(), index, epoch);
   }
   SendClaim(*session, message);

@@ -80,14 +80,8 @@ class PeerLink : public ChannelOwner,
   // if the offer is not of the session's peer.
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
   bool TakeOffer(const std::shared_ptr<Session>& session);
-  // Takes the packets that have come, at most `turns` turns' worth, without
-  // waiting for the conductor's turn.
-  void Look(int turns = 4) { channel_->Take(turns); }
-  // A stream of this link is about to be adopted, at this end or the other, and
-  // its traffic waits for packets of this link.  For a while they are taken
-  // between any two turns (Core::ServeStreams).
-  void Hurry();
-  bool Hurries(std::uint64_t now_ns) const { return hurry_until_ns_ > now_ns; }
+  // Takes the packets that have come, without waiting for the conductor's turn.
+  void Look() { channel_->Take(4); }
   void SendReady(int index, std::uint32_t epoch, Proof proof);
   // The session has its lane.  The number stays in use until CloseOurs.
   void Delivered(int index, std::shared_ptr<Seeker> seeker);
@@ -196,7 +190,6 @@ class PeerLink : public ChannelOwner,
   // Side 0: streams that have had their OPEN lately, and no lane yet.
   std::deque<Opening> openings_;
   Timer open_timer_;
-  std::uint64_t hurry_until_ns_ = 0;
   std::weak_ptr<Session> founder_;
   bool delivered_ = false;
   const std::chrono::steady_clock::time_point begun_ =

@@ -172,7 +172,6 @@ void Session::Opened(std::shared_ptr<PeerLink> link, int index,
   CloseListener();
   CloseChannel();
   state_ = State::kAdopting;
-  link_->Hurry();
   StartTimer(kAdoptLimit);
   if (cancelled()) return Fail(base::Reason::kNone, false);
   seeker_->Adopt();
