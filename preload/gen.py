@@ -45,7 +45,8 @@ SUBMITS = ("From liburing. Streams that requests name move to TCP first, for "
            "IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
 REGISTERS = "From liburing. The streams among them move to TCP first, for good."
 
-# Defined by hand in preload/raw.cc and preload/uring.cc, by the preload alone.
+# Defined by hand in preload/raw.cc, uring.cc, vfork.cc and loader.cc, by the
+# preload alone.
 RAW = [
     ("syscall", "A call on a stream, or on a set that has one, is as the call "
      "of that name. The rest is the kernel's."),
@@ -93,6 +94,9 @@ RAW = [
     ("unshare", "CLONE_FILES is left out in a program of one thread, which "
      "has its descriptors to itself anyway. In other programs every stream of "
      "the process moves to TCP first, for good."),
+    ("vfork", "The kernel's. While the child borrows the process's memory, "
+     "what it does to descriptors changes no stream."),
+    ("__vfork", "As `vfork`."),
     ("dlsym", "A look-up in libc's handle finds what a look-up by default "
      "does. A library that defines the name itself finds libc's."),
     ("dlvsym", "As `dlsym`."),

@@ -22,6 +22,7 @@
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/recv_in_place.h"
+#include "lib/posix/socket/sock_place.h"
 #include "lib/posix/socket/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
@@ -214,7 +215,7 @@ ssize_t SendOfDevice(Sock* sock, int fd, rcsock::gpu::Memory* device,
   std::size_t done = 0;
   while (length - done >= kLeastDirect) {
     const ssize_t n =
-        sock->placement().SendDirect(fd, from + done, length - done);
+        posix::Placement(sock).SendDirect(fd, from + done, length - done);
     if (n < 0) break;
     done += static_cast<std::size_t>(n);
     rcsock::gpu::counts.devices.fetch_add(static_cast<std::uint64_t>(n),
@@ -341,7 +342,7 @@ RCSOCK_EXPORT int rcs_expose(int fd, void* address, size_t length,
   if (length == 0 || at + length < at) return Fail(EINVAL);
   rcs_exposure made{at, length, 0, 0};
   const int error =
-      sock->placement().Expose(address, length, &made.lane_id, &made.key);
+      posix::Placement(sock).Expose(address, length, &made.lane_id, &made.key);
   if (error != 0) return Fail(error);
   *what = made;
   return 0;
@@ -353,7 +354,7 @@ RCSOCK_EXPORT int rcs_hide(int fd, const rcs_exposure* what) {
   if (sock == nullptr) return -1;
   if (what == nullptr) return Fail(EFAULT);
   const int saved = errno;
-  sock->placement().Hide(what->lane_id, what->key);
+  posix::Placement(sock).Hide(what->lane_id, what->key);
   errno = saved;
   return 0;
 }
@@ -372,7 +373,7 @@ RCSOCK_EXPORT int64_t rcs_place(int fd, const rcs_exposure* where,
     return Fail(EINVAL);
   }
   const int saved = errno;
-  const std::int64_t ticket = sock->placement().Place(
+  const std::int64_t ticket = posix::Placement(sock).Place(
       to.lane_id, from, length, to.address + offset, to.key);
   errno = saved;
   return ticket > 0 ? ticket : Fail(static_cast<int>(-ticket));
@@ -386,7 +387,7 @@ RCSOCK_EXPORT int rcs_placed(int fd, const rcs_exposure* where,
   if (where == nullptr) return Fail(EFAULT);
   if (ticket <= 0) return Fail(EINVAL);
   const int saved = errno;
-  const int result = sock->placement().Placed(where->lane_id, ticket);
+  const int result = posix::Placement(sock).Placed(where->lane_id, ticket);
   errno = saved;
   return result >= 0 ? result : Fail(-result);
 }

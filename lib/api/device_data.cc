@@ -6,7 +6,6 @@
 #include <array>
 #include <cerrno>
 
-#include "lib/base/config.h"
 #include "lib/base/fail.h"
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/socket/sock_place.h"
@@ -83,8 +82,9 @@ void Count(std::atomic<std::uint64_t>* way, ssize_t bytes) {
   way->fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
 }
 
-std::size_t MostAtOnce() {
-  return base::GetConfig().gpu_pass ? kMostPassed : kMostAtOnce;
+// `passed`: the last bytes of this call went so.
+std::size_t MostAtOnce(bool passed) {
+  return passed ? kMostPassed : kMostAtOnce;
 }
 
 // Counts the bytes of a copy into a ring or out of it, `n` in all.
@@ -139,11 +139,13 @@ struct Sending {
   bool ByRing(gpu::Memory* memory, bool* slots) {
     ssize_t n;
     std::size_t most;
+    bool passed = false;
     do {
-      most = std::min(MostAtOnce(), length - done);
+      most = std::min(MostAtOnce(passed), length - done);
       posix::Placement::DeviceCopy copy{fd, memory, pipe, MayWait(sock, flags)};
-      n = sock->placement().FillRing(from + done, most, &copy);
+      n = posix::Placement(sock).FillRing(from + done, most, &copy);
       error = copy.error;
+      passed = copy.passed != 0;
       CountRing(copy, n);
       if (n > 0) done += static_cast<std::size_t>(n);
     } while (n == static_cast<ssize_t>(most) && done < length && error == 0);
@@ -163,6 +165,7 @@ struct Receiving {
   const bool all;
   const int flags;  // without MSG_WAITALL
   bool rings = true;
+  bool passed = false;
   std::size_t done = 0;
   bool of_device = false;
 
@@ -186,8 +189,9 @@ struct Receiving {
       if (seen <= 0) return seen;
       posix::Placement::DeviceCopy copy{fd, memory, pipe,
                                         all && MayWait(sock, flags)};
-      const ssize_t n = sock->placement().DrainRing(
-          to + done, std::min(MostAtOnce(), length - done), &copy);
+      const ssize_t n = posix::Placement(sock).DrainRing(
+          to + done, std::min(MostAtOnce(passed), length - done), &copy);
+      passed = copy.passed != 0;
       CountRing(copy, n);
       if (n > 0) return n;
       if (copy.error != 0) return FailOfDevice(copy.error);

@@ -28,7 +28,7 @@ inline constinit Barriers barriers;
 // A thread calls it if the kernel refuses its barrier among processes: from now
 // on no sleep on a lane can be trusted.
 using BarriersLost = void (*)();
-inline constinit BarriersLost barriers_lost = nullptr;
+extern constinit BarriersLost barriers_lost;
 
 inline void InitBarriers() {
   const int saved = errno;

@@ -6,7 +6,11 @@
 #include <cerrno>
 #include <ctime>
 
+#include "lib/base/start_data.h"
+
 namespace rcsock::base {
+
+RCSOCK_START_DATA constinit std::atomic<bool (*)()> handle_sigpipe{nullptr};
 
 thread_local constinit SigpipeState tls_sigpipe;
 

@@ -27,7 +27,7 @@ extern thread_local constinit SigpipeState tls_sigpipe
 // Installs a handler for SIGPIPE, whatever the program has asked for. The
 // handler drops a SIGPIPE of which RaisedInPost is true. Returns true if it is
 // installed. Set once, by a room that can.
-inline constinit std::atomic<bool (*)()> handle_sigpipe{nullptr};
+extern constinit std::atomic<bool (*)()> handle_sigpipe;
 
 // From here on the thread's mask may have changed.
 inline void ForgetMask() { tls_sigpipe.open = false; }

@@ -3,12 +3,14 @@
 #include <atomic>
 #include <utility>
 
+#include "lib/base/start_data.h"
+
 namespace rcsock::base {
 namespace {
 
 constinit std::atomic<std::uint64_t> total{0};
 constinit std::atomic<std::uint64_t> peak{0};
-constinit std::atomic<std::uint64_t> limit{0};
+RCSOCK_START_DATA constinit std::atomic<std::uint64_t> limit{0};
 
 void NotePeak(std::uint64_t now) {
   std::uint64_t most = peak.load(std::memory_order_relaxed);
@@ -49,7 +51,7 @@ void PinCount::reset() {
   total.fetch_sub(std::exchange(bytes_, 0), std::memory_order_relaxed);
 }
 
-void PinCount::SetLimit(std::uint64_t bytes) {
+[[gnu::cold]] void PinCount::SetLimit(std::uint64_t bytes) {
   limit.store(bytes, std::memory_order_relaxed);
 }
 

@@ -12,6 +12,7 @@
 
 #include "lib/base/log.h"
 #include "lib/base/resolve.h"
+#include "lib/base/start_data.h"
 
 extern "C" __attribute__((weak, visibility("default")))
 const int rcsock_posix_names;
@@ -77,7 +78,7 @@ const Later kLater[] = {
   return nullptr;
 }
 
-std::atomic<bool> behind_first{false};
+RCSOCK_START_DATA constinit std::atomic<bool> behind_first{false};
 
 // librcsock_posix has these names too, and would only call back into rcsock. A
 // look-up in vain takes memory, but a handler or the program's malloc may call
@@ -107,12 +108,12 @@ bool PosixNamesNext() { return &rcsock_posix_names != nullptr; }
 
 }  // namespace
 
-SignalsBlocked::SignalsBlocked() {
+[[gnu::cold]] SignalsBlocked::SignalsBlocked() {
   const std::uint64_t all = ~std::uint64_t{0};
   ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before_, sizeof before_);
 }
 
-SignalsBlocked::~SignalsBlocked() {
+[[gnu::cold]] SignalsBlocked::~SignalsBlocked() {
   ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before_, nullptr, sizeof before_);
 }
 
@@ -140,10 +141,11 @@ SignalsBlocked::~SignalsBlocked() {
 
 namespace table {
 #define CALL(group, result, name, params, args, doc) \
-  result(*name) params = nullptr;
-#define CALLV(group, name, params, args, doc) void(*name) params = nullptr;
+  RCSOCK_START_DATA result(*name) params = nullptr;
+#define CALLV(group, name, params, args, doc) \
+  RCSOCK_START_DATA void(*name) params = nullptr;
 #define VARIADIC(group, result, name, params, doc) \
-  result(*name) params = nullptr;
+  RCSOCK_START_DATA result(*name) params = nullptr;
 #define ALIAS(...)
 #include "lib/base/calls.def"
 #undef CALL

@@ -79,7 +79,7 @@ enum class Reason : std::uint8_t {
       kCount,
 };
 
-constexpr const char* kReasonKeys[] = {
+inline constexpr const char* kReasonKeys[] = {
 #define X(id, key, text) key,
     RCSOCK_REASONS(X)
 #undef X

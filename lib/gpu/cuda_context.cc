@@ -154,9 +154,21 @@ std::shared_ptr<HostPages> ContextPipes::Pin(std::byte* at, std::size_t bytes) {
 std::shared_ptr<Import> ContextPipes::Open(const Passed& passed) {
   auto import = CudaImport::Make(this, passed);
   if (import == nullptr) return nullptr;
-  const base::Critical critical;
-  const base::LatchGuard hold(latch_);
-  return Kept(&imports_, std::move(import));
+  // A driver that has the handle open gives the same mapping once more. If
+  // another lane has it open for memory that the peer has freed, these are that
+  // memory's bytes.
+  bool old = false;
+  {
+    const base::Critical critical;
+    const base::LatchGuard hold(latch_);
+    for (const auto& weak : imports_) {
+      const auto other = weak.lock();
+      old = old || (other != nullptr && other->IsOther(*import));
+    }
+    if (!old) return Kept(&imports_, std::move(import));
+  }
+  import->End();
+  return nullptr;
 }
 
 // Another thread may have been changing the list, so the child leaves the list

@@ -17,11 +17,12 @@ struct Own {
   IpcHandle handle;
   unsigned long long id;
   Pointer at;
+  std::uint64_t used;
 };
-constexpr std::size_t kOwn = 16;
+constexpr std::size_t kOwn = 64;
 constinit base::Latch own_latch;
 constinit std::array<Own, kOwn> own RC_GUARDED_BY(own_latch){};
-constinit std::size_t own_next RC_GUARDED_BY(own_latch) = 0;
+constinit std::uint64_t own_uses RC_GUARDED_BY(own_latch) = 0;
 
 bool Same(const Own& one, const IpcHandle& handle, unsigned long long id) {
   return one.at != 0 && one.id == id &&
@@ -31,10 +32,17 @@ bool Same(const Own& one, const IpcHandle& handle, unsigned long long id) {
 void NoteOwn(const IpcHandle& handle, unsigned long long id, Pointer at) {
   const base::Critical critical;
   const base::LatchGuard hold(own_latch);
-  for (const Own& one : own) {
-    if (Same(one, handle, id)) return;
+  // In the place of what was passed the longest ago: a peer may be about to
+  // look for the others.
+  Own* place = own.data();
+  for (Own& one : own) {
+    if (Same(one, handle, id)) {
+      one.used = ++own_uses;
+      return;
+    }
+    if (one.used < place->used) place = &one;
   }
-  own[own_next++ % kOwn] = {handle, id, at};
+  *place = {handle, id, at, ++own_uses};
 }
 
 // Returns the address of such memory, or 0.
@@ -74,8 +82,9 @@ int PassMemory(ContextPipes* of, Pointer at, std::size_t length,
   }
   // What cuMemMap has mapped, and most pools, have no such handle.
   IpcHandle handle{};
+  // Its error is about this memory. The context has just been made current.
   const Result result = calls.IpcGet(&handle, start);
-  if (result != kSuccess) return ToErrno(of->Note(result));
+  if (result != kSuccess) return ToErrno(result);
   // The program's copies into the memory end before the peer's begin.
   int on = 1;
   calls.PointerSetAttribute(&on, kPointerSyncMemops, start);
@@ -102,14 +111,15 @@ std::shared_ptr<CudaImport> CudaImport::Make(ContextPipes* of,
   Pointer at = FindOwn(handle, passed.id);
   const bool opened = at == 0;
   if (opened) {
+    // "Invalid handle" and "invalid context" are about the peer's handle here.
     const Result result = calls.IpcOpen(&at, handle, kIpcLazyPeerAccess);
-    if (of->Note(result) != kSuccess) {
+    if (result != kSuccess) {
       RCSOCK_LOG(1, "gpu: the driver does not open a peer's memory: %d",
                  result);
       return nullptr;
     }
   }
-  auto* const made = new (std::nothrow) CudaImport(of, at, opened);
+  auto* const made = new (std::nothrow) CudaImport(of, at, opened, passed.id);
   if (made != nullptr) {
     try {
       std::shared_ptr<CudaImport> import(made);  // deletes on failure
@@ -141,11 +151,30 @@ void CudaImport::End() {
   of_ = nullptr;
 }
 
+bool CudaImport::IsOther(const CudaImport& made) const {
+  if (OfParent() || !opened_ || !made.opened_ || at_ != made.at_ ||
+      id_ == made.id_) {
+    return false;
+  }
+  const base::Critical critical;
+  const base::LatchGuard hold(latch_);
+  return of_ != nullptr;
+}
+
 const void* CudaImport::At(std::uint64_t offset, std::uint64_t length) const {
   if (OfParent() || offset > left_ || length > left_ - offset) return nullptr;
   const base::Critical critical;
+  const base::NoCancel no_cancel;
   const base::LatchGuard hold(latch_);
   if (of_ == nullptr) return nullptr;
+  // The program may have freed memory of its own, and have other memory there,
+  // which it has passed to nobody.
+  unsigned long long id = 0;
+  if (!opened_ && (of_->calls().PointerGetAttribute(&id, kPointerBufferId,
+                                                    at_) != kSuccess ||
+                   id != id_)) {
+    return nullptr;
+  }
   return reinterpret_cast<const void*>(
       static_cast<std::uintptr_t>(at_ + offset));
 }

@@ -29,10 +29,13 @@ class CudaImport final : public Import {
 
   void End() override;
   const void* At(std::uint64_t offset, std::uint64_t length) const override;
+  // Returns true if this has the mapping of `made` open for another allocation
+  // of the peer's.
+  bool IsOther(const CudaImport& made) const;
 
  private:
-  CudaImport(ContextPipes* of, Pointer at, bool opened)
-      : opened_(opened), at_(at), of_(of) {}
+  CudaImport(ContextPipes* of, Pointer at, bool opened, std::uint64_t id)
+      : opened_(opened), at_(at), id_(id), of_(of) {}
   // Sets left_ to what lies behind the address. Returns false if the driver
   // does not tell.
   bool Measure(const Calls& calls);
@@ -42,6 +45,7 @@ class CudaImport final : public Import {
 
   const bool opened_;  // and so to be closed
   const Pointer at_;
+  const std::uint64_t id_;
   const unsigned forks_ = forks.load(std::memory_order_relaxed);
   std::uint64_t left_ = 0;
   // Held for the driver's call: the context does not end meanwhile.

@@ -143,9 +143,9 @@ class Lane {
 
   // --- Notification ----------------------------------------------------------
   // Replaces the poller bits (kNotifyRxPoller, kNotifyRxBits, kNotifyTxPoller)
-  // and the bell that they name. The lane itself keeps the sleepers' bits. The
-  // call is a full fence: a look at the ring after it sees whatever the peer
-  // posted before the peer could see the change.
+  // and the bell that they name. The lane itself keeps the sleepers' bits. A
+  // look at the ring after the call sees whatever the peer posted before the
+  // peer could see the change. The call is a full fence if there is a change.
   virtual void SetNotify(std::uint32_t bits, int bell) = 0;
   // Returns true if SleepRx would return at once. A thread that spins may ask
   // without the latch.

@@ -12,7 +12,9 @@
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/base/pin_count.h"
+#include "lib/base/short_slice.h"
 #include "lib/base/unique_fd.h"
+#include "lib/base/unwinder.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -44,6 +46,9 @@ constexpr std::size_t kStackSize = 1 << 20;
 
 void* ThreadMain(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock");
+  // Streams wait for its turns while they change to a lane, and each turn is
+  // short.
+  base::AskForShortSlice();
   tls_core = static_cast<Core*>(argument);
   tls_core->Run();
   return nullptr;
@@ -91,11 +96,22 @@ Conductor* Conductor::Get(base::Reason* why) {
   // Does not wait for a Stop: a Stop waits for the conductor, which may wait
   // for a latch of this caller.
   if (g_stopping.load(std::memory_order_acquire)) return nullptr;
+  const std::uint64_t now = base::NowNs();
+  {
+    base::LatchGuard lock(g_latch);
+    if (g_failed_ns != 0 && now - g_failed_ns < kRetryNs) {
+      *why = g_failed_why;
+      return nullptr;
+    }
+  }
+  // Without the latch: a constructor that dlopen() runs may come here, and this
+  // call waits for dlopen().
+  const bool ready = base::ReadyToThrow();
   base::LatchGuard lock(g_latch);
   if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
-  const std::uint64_t now = base::NowNs();
-  if (g_failed_ns != 0 && now - g_failed_ns < kRetryNs) {
-    *why = g_failed_why;
+  if (!ready) {
+    g_failed_ns = now;
+    g_failed_why = *why;
     return nullptr;
   }
   base::InternalScope internal;

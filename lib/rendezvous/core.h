@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lib/base/identity.h"
-#include "lib/base/latch.h"
+#include "lib/base/process_latch.h"
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/anchors.h"
 #include "lib/rendezvous/channel.h"
@@ -139,7 +139,7 @@ class Core {
   std::optional<boost::asio::io_context> io_holder{std::in_place, 1};
   boost::asio::io_context& io = *io_holder;
   // Held in each turn of the conductor.  Its holder sees no half-done change.
-  base::Latch step;
+  base::ProcessLatch step{base::ProcessLatchOf::kConductor};
   Uuid uuid{};
   // The bells and the board last as long as the process: pollers outlive a
   // conductor.
@@ -218,7 +218,7 @@ class Core {
       std::unordered_map<std::uint64_t, std::shared_ptr<std::function<void()>>>;
   using Handler =
       std::shared_ptr<const std::function<void(const lane::Completion&)>>;
-  base::Latch table_latch_;  // (any)
+  base::ProcessLatch table_latch_{base::ProcessLatchOf::kTables};  // (any)
   bool accepting_ RC_GUARDED_BY(table_latch_) = true;
   std::unordered_map<const Seeker*, std::shared_ptr<Session>> seekers_
       RC_GUARDED_BY(table_latch_);

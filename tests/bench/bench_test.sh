@@ -33,6 +33,7 @@ expect ns "$bare_many" --pairs 100 --iters 10000
 expect ns "$bare_pingpong" --iters 10000
 expect bytes_per_s "$bare_ring" --seconds 0.05
 expect per_s "$loops" --loops 5 --iters 100
+expect per_s "$loops" --loops 5 --iters 100 --wait oneshot
 expect ns "$many" --connections 50 --iters 2000
 expect ns "$many" --connections 50 --active 8 --iters 2000
 expect ns "$many" --connections 50 --hot 5 --move 100 --iters 2000

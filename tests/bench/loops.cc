@@ -23,16 +23,13 @@ namespace {
 constexpr std::size_t kSize = 32;
 
 bool by_recv = false;
+bool once = false;  // the registrations are for one event each
 
 class Set {
  public:
-  explicit Set(int fd) : set_(by_recv ? -1 : ::epoll_create1(EPOLL_CLOEXEC)) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    if (!by_recv &&
-        (set_ < 0 || ::epoll_ctl(set_, EPOLL_CTL_ADD, fd, &event) != 0)) {
-      bench::Die("epoll");
-    }
+  explicit Set(int fd)
+      : fd_(fd), set_(by_recv ? -1 : ::epoll_create1(EPOLL_CLOEXEC)) {
+    if (!by_recv) Control(EPOLL_CTL_ADD);
   }
   ~Set() {
     if (set_ >= 0) ::close(set_);
@@ -46,8 +43,21 @@ class Set {
       if (errno != EINTR) bench::Die("epoll_wait");
     }
   }
+  // The caller has taken what Wait has told of.
+  void Took() const {
+    if (once) Control(EPOLL_CTL_MOD);
+  }
 
  private:
+  void Control(int operation) const {
+    epoll_event event{};
+    event.events = EPOLLIN | (once ? EPOLLONESHOT : 0u);
+    if (set_ < 0 || ::epoll_ctl(set_, operation, fd_, &event) != 0) {
+      bench::Die("epoll");
+    }
+  }
+
+  const int fd_;
   const int set_;
 };
 
@@ -57,6 +67,7 @@ void Serve(int fd) {
   for (;;) {
     set.Wait();
     if (!bench::ReadAll(fd, data, kSize)) break;
+    set.Took();
     bench::WriteAll(fd, data, kSize);
   }
   ::close(fd);
@@ -71,6 +82,7 @@ void Ask(int fd, const Set& set, std::int64_t times) {
       errno = ECONNRESET;
       bench::Die("recv");
     }
+    set.Took();
   }
 }
 
@@ -99,13 +111,14 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   app.add_option("--wait", wait, "how a thread waits")
-      ->check(CLI::IsMember({"epoll", "recv"}))
+      ->check(CLI::IsMember({"epoll", "oneshot", "recv"}))
       ->capture_default_str();
   app.add_option("--iters", iterations, "round trips of each connection")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   by_recv = wait == "recv";
+  once = wait == "oneshot";
 
   return bench::RunEnds(
       ends,

@@ -7,11 +7,15 @@
 // open_loop --port 6379 --connections 20 --rate 10000 --seconds 2 --peer PID
 //
 // The requests are redis's PING in its short form.  `--role server` is a server
-// that answers them alone, with one epoll set.
+// that answers them alone, with one epoll set.  With `--life` a connection is
+// closed after so many requests, and the next one takes its place.  With
+// `--fork-every` the server makes a child every so often, as redis does for a
+// snapshot.
 
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,6 +50,8 @@ struct Options {
   double warm_up = 0.5;
   int settle = 32;  // round trips of each connection before the warm-up
   int peer = 0;
+  int life = 0;           // requests of a connection; 0: no end
+  double fork_every = 0;  // seconds between the server's children; 0: none
   unsigned seed = 7;
 };
 
@@ -88,23 +94,21 @@ struct Connection {
   int fd = -1;
   std::deque<std::int64_t> due;  // of the requests that are not answered
   std::size_t part = 0;          // bytes of the next answer that are here
+  int left = 0;                  // requests until it is closed
 };
 
 class Client {
  public:
   Client(const Options& options, std::uint16_t port)
-      : options_(options), connections_(options.connections) {
+      : options_(options), port_(port), connections_(options.connections) {
     poll_ = ::epoll_create1(EPOLL_CLOEXEC);
     if (poll_ < 0) bench::Die("epoll_create1");
+    for (Connection& one : connections_) Open(&one);
+    // Not all of them end at once.
     for (Connection& one : connections_) {
-      one.fd = bench::Connect(options.ends.host, port);
-      bench::SetNoDelay(one.fd);
-      bench::SetNonBlocking(one.fd);
-      epoll_event event{};
-      event.events = EPOLLIN;
-      event.data.ptr = &one;
-      if (::epoll_ctl(poll_, EPOLL_CTL_ADD, one.fd, &event) != 0) {
-        bench::Die("epoll_ctl");
+      if (options.life > 0) {
+        one.left = 1 + static_cast<int>(pick_(random_) %
+                                        static_cast<unsigned>(options.life));
       }
     }
   }
@@ -142,8 +146,30 @@ class Client {
     return static_cast<std::int64_t>(seconds * 1e9);
   }
 
+  void Open(Connection* one) {
+    one->fd = bench::Connect(options_.ends.host, port_);
+    bench::SetNoDelay(one->fd);
+    bench::SetNonBlocking(one->fd);
+    one->part = 0;
+    one->left = options_.life;
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.ptr = one;
+    if (::epoll_ctl(poll_, EPOLL_CTL_ADD, one->fd, &event) != 0) {
+      bench::Die("epoll_ctl");
+    }
+  }
+
+  // All its requests are answered.
+  void EndLife(Connection* one) {
+    ::close(one->fd);
+    Open(one);
+    ++lives_;
+  }
+
   // Every connection makes some round trips, so that it has what lane it gets.
   void Settle() {
+    if (options_.life > 0) return;
     for (int round = 0; round < options_.settle; ++round) {
       for (std::size_t first = 0; first < connections_.size(); first += 64) {
         const std::size_t last = std::min(first + 64, connections_.size());
@@ -165,13 +191,27 @@ class Client {
     }
     one->due.push_back(due);
     ++open_;
+    --one->left;
+  }
+
+  // Returns a connection at random that takes a request.  Null: there is none.
+  Connection* Pick() {
+    std::size_t at = pick_(random_) % connections_.size();
+    for (std::size_t i = 0; i < connections_.size(); ++i) {
+      Connection* const one = &connections_[at];
+      if (options_.life == 0 || one->left > 0) return one;
+      at = at + 1 == connections_.size() ? 0 : at + 1;
+    }
+    return nullptr;
   }
 
   void SendDue(std::int64_t now) {
     // Answers are to be taken even if requests are due faster than they can be
     // sent.
     for (int i = 0; i < 64 && due_ <= now; ++i) {
-      Send(&connections_[pick_(random_) % connections_.size()], due_);
+      Connection* const one = Pick();
+      if (one == nullptr) return;
+      Send(one, due_);
       due_ += static_cast<std::int64_t>(-std::log(1 - uniform_(random_)) * 1e9 /
                                         options_.rate);
     }
@@ -203,6 +243,7 @@ class Client {
       one->due.pop_front();
       --open_;
     }
+    if (options_.life > 0 && one->left <= 0 && one->due.empty()) EndLife(one);
   }
 
   double Percentile(double part) const {
@@ -223,20 +264,22 @@ class Client {
         "\"refused\": %llu, \"p50_us\": %.2f, \"p99_us\": %.2f, "
         "\"p999_us\": %.2f, \"max_us\": %.2f, \"client_cpu_us\": %.3f, "
         "\"server_cpu_us\": %.3f, \"client_sleeps\": %.3f, "
-        "\"server_sleeps\": %.3f}\n",
+        "\"server_sleeps\": %.3f, \"lives\": %llu}\n",
         options_.connections, options_.rate, done * 1e9 / elapsed_ns,
         static_cast<unsigned long long>(refused_), Percentile(0.5),
         Percentile(0.99), Percentile(0.999), Percentile(1),
         own.cpu_ns * each / 1e3, peer.cpu_ns * each / 1e3, own.sleeps * each,
-        peer.sleeps * each);
+        peer.sleeps * each, static_cast<unsigned long long>(lives_));
   }
 
   const Options& options_;
+  const std::uint16_t port_;
   std::vector<Connection> connections_;
   int poll_ = -1;
   std::int64_t due_ = 0;
   std::size_t open_ = 0;
   std::uint64_t refused_ = 0;
+  std::uint64_t lives_ = 0;  // connections that have ended
   bool counts_ = false;
   std::vector<std::int64_t> latencies_;
   std::mt19937_64 random_{options_.seed};
@@ -260,7 +303,38 @@ bool Answer(int fd) {
              static_cast<ssize_t>(answers.size());
 }
 
-void Serve(int listener) {
+// Makes a child every so often, which does not touch a connection.
+class Snapshots {
+ public:
+  explicit Snapshots(double every)
+      : every_ns_(static_cast<std::int64_t>(every * 1e9)) {
+    if (every_ns_ > 0) next_ns_ = bench::NowNs() + every_ns_;
+  }
+  // Milliseconds until the next is due; -1: none is.
+  int Left() const {
+    if (next_ns_ == 0) return -1;
+    return static_cast<int>(
+        std::max<std::int64_t>(0, (next_ns_ - bench::NowNs()) / 1'000'000));
+  }
+  void Look() {
+    if (next_ns_ == 0 || bench::NowNs() < next_ns_) return;
+    next_ns_ += every_ns_;
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    const pid_t child = ::fork();
+    if (child < 0) bench::Die("fork");
+    if (child == 0) {
+      ::usleep(50'000);
+      ::_exit(0);
+    }
+  }
+
+ private:
+  const std::int64_t every_ns_;
+  std::int64_t next_ns_ = 0;
+};
+
+void Serve(int listener, const Options& options) {
   const int poll = ::epoll_create1(EPOLL_CLOEXEC);
   if (poll < 0) bench::Die("epoll_create1");
   const auto add = [poll](int fd) {
@@ -272,10 +346,12 @@ void Serve(int listener) {
     }
   };
   add(listener);
+  Snapshots snapshots(options.fork_every);
   for (int open = 0;;) {
     epoll_event events[64];
-    const int count = ::epoll_wait(poll, events, 64, -1);
+    const int count = ::epoll_wait(poll, events, 64, snapshots.Left());
     if (count < 0 && errno != EINTR) bench::Die("epoll_wait");
+    snapshots.Look();
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
       if (fd == listener) {
@@ -286,7 +362,7 @@ void Serve(int listener) {
         ++open;
       } else if (!Answer(fd)) {
         ::close(fd);
-        if (--open == 0) return;
+        if (--open == 0 && options.life == 0) return;
       }
     }
   }
@@ -310,10 +386,16 @@ int main(int argc, char** argv) {
                  "round trips of each connection at first")
       ->capture_default_str();
   app.add_option("--peer", options.peer, "the server's process");
+  app.add_option("--life", options.life,
+                 "requests of a connection, which then is closed (the server "
+                 "has the option, too, and does not end by itself)");
+  app.add_option("--fork-every", options.fork_every,
+                 "seconds between two children of the server");
   app.add_option("--seed", options.seed)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   bench::RaiseDescriptorLimit();
-  return bench::RunEnds(options.ends, Serve, [&options](std::uint16_t port) {
+  const auto serve = [&options](int listener) { Serve(listener, options); };
+  return bench::RunEnds(options.ends, serve, [&options](std::uint16_t port) {
     Client(options, port).Run();
   });
 }

@@ -22,16 +22,32 @@ under() { # PROFILE NAME COMMAND...
 free_port() {
   python3 -c 'import sys; sys.path.insert(0, "tools"); import measure; print(measure.free_port())'
 }
-run() { # PROFILE
-  local port
+run() { # PROFILE [SERVER'S OPTIONS [-- CLIENT'S OPTIONS]]
+  local port profile=$1 options=()
+  shift
+  while (($# > 0)) && [[ $1 != -- ]]; do
+    options+=("$1")
+    shift
+  done
   port=$(free_port)
   rm -f "$tmp"/*.json
-  under "$1" server "$program" --role server --port "$port" &
+  # Not by `under`: $! is to be the server, and not a shell that waits for it.
+  (
+    export LD_PRELOAD=$preload RCSOCK_PROFILE=$profile RCSOCK_STATS=$tmp/server.json
+    exec "$program" --role server --port "$port" "${options[@]}"
+  ) &
   server=$!
-  under "$1" client "$program" --port "$port" --connections 4 --rate 2000 \
-    --seconds 1 --warm-up 0 >"$tmp/out"
-  wait "$server"
+  under "$profile" client "$program" --port "$port" --connections 4 --rate 2000 \
+    --seconds 1 --warm-up 0 "${@:2}" >"$tmp/out"
+  local status=0 expected=0
+  # With --life the server does not end by itself.
+  if [[ " ${options[*]} " == *" --life "* ]]; then
+    kill "$server"
+    expected=143
+  fi
+  wait "$server" || status=$?
   server=
+  ((status == expected)) || fail "the server's status is $status"
 }
 of() { # NAME KEY of "spun_us"
   sed -E "s/.*\"spun_us\": \{[^}]*\"$2\": ([0-9]+).*/\1/" "$tmp/$1.json"
@@ -58,4 +74,9 @@ done
 run latency
 all=$(of server all)
 ((cpus == 1 || all > 0)) || fail "latency: the server has not spun"
+# Connections that end and are made anew, and a server that makes children.
+run balanced --life 50 -- --life 50
+grep -q '"refused": 0,.*"lives": [1-9][0-9]' "$tmp/out" || fail "connections have not ended"
+run balanced --fork-every 0.2
+grep -q '"refused": 0,.*"lives": 0}' "$tmp/out" || fail "beside a server that forks"
 echo PASS

@@ -28,6 +28,7 @@ out=$("$RCSOCK_TOOL" doctor "$PEER_IP" 2>&1)
 has "the shm loop" "^ok +shm lane +lane shm open"
 has "the route" "^ok +route +$PEER_IP is reached through $RDMA_DEV"
 has "the lane" "^ok +to $PEER_IP +lane rdma on $RDMA_DEV open .* 500 round trips verified"
+has "TCP beside it" "^(ok|warn) +to $PEER_IP +over TCP a round trip takes [0-9.]+ us"
 [[ $status == 0 ]] || { echo "FAILED: status $status"; failed=1; }
 [[ -z ${IN_GUEST:-} ]] || has "no hardware" "^note +$RDMA_DEV +a device without hardware, slower than TCP"
 case $RDMA_DEV in

@@ -147,6 +147,17 @@ TEST(Link, ScrubbedStreamIsAsNew) {
   }
 }
 
+TEST(Link, ScrubbedStreamIsAsNewBehindAPeerThatHadItAlone) {
+  auto pair = ShmPair::Make();
+  pair->link(0).Scrub(6);
+  pair->link(1).OpenLane(6).reset();
+  pair->link(0).Scrub(6);
+  const std::unique_ptr<Lane> lane = pair->link(0).OpenLane(6);
+  const std::unique_ptr<Lane> peers = pair->link(1).OpenLane(6);
+  EXPECT_EQ(lane->PeerLeft(), Lane::Left::kNot);
+  EXPECT_EQ(peers->PeerLeft(), Lane::Left::kNot);
+}
+
 TEST(Link, LaneOutlivesItsLink) {
   auto pair = ShmPair::Make();
   static_cast<shm::ShmPoller*>(pair->poller(0))->RemoveLink(&pair->link(0));

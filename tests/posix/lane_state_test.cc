@@ -369,7 +369,7 @@ struct Stream {
     }
   }
 
-  // StartSeek.
+  // LaneSearch::Begin.
   void Seek(State to, Next<State>* next) const {
     std::uint8_t& at = to[kAt + kSeeker];
     switch (at) {
@@ -391,7 +391,8 @@ struct Stream {
     }
   }
 
-  // EndSearchLatched, in two steps: what it sees of the close, what it does.
+  // LaneSearch::EndLatched, in two steps: what it sees of the close, what it
+  // does.
   void EndSearch(State* to, bool open) const {
     Step(to, open ? Event::kGiveUp : Event::kStop);
   }
@@ -453,7 +454,7 @@ struct Stream {
           Step(&to, Event::kStop);
         return go(0, false);
       }
-      default:  // CancelSeek
+      default:  // LaneSearch::Cancel
         to[kSession] = 0;
         to[kSeenByConductor] = to[kClosed] == 0 ? 1 : 0;
         EndSearch(&to, to[kSeenByConductor] != 0);

@@ -1,5 +1,5 @@
 // A model of lanes that a stream leaves while threads sleep on them: the rules
-// of Sock::SleepOn, Settle, Unpark and UnparkLater.
+// of Sock::SleepOn, and of Settling.
 
 #include <gtest/gtest.h>
 

@@ -316,8 +316,8 @@ TEST(OnceDirectModel, CountedThenLooks) {
 
 // A stream whose ring is looked at in every wait, and its stash, which is read
 // first and which only the ready list knows of (EpollSet::Collect).  A switch
-// fills the stash meanwhile (WakeRx, Registrations::Ready).  One thread waits,
-// and takes one byte for each report.
+// fills the stash meanwhile (Sock::Wake, Registrations::Ready).  One thread
+// waits, and takes one byte for each report.
 struct Stash {
   bool leaves_the_list = false;  // though its ring is empty
   bool listed_before_filled = false;

@@ -89,6 +89,13 @@ def public_methods(code, name):
     return methods
 
 
+def not_accessors(code, name):
+    """The public methods of a class that do more than to return a part."""
+    body = re.split(rf"\bclass\b[^;{{(]*(?:\([^)]*\)[^;{{(]*)?\b{name}\b[^;{{]*\{{", code)[-1]
+    return [method for method in public_methods(code, name) or []
+            if not re.search(rf"& {method}\(\)[^;{{}}]*\{{\s*return {method}_;\s*\}}", body)]
+
+
 def read_limits(text):
     """{(what, name): (number, reason)}; lines are WHAT NAME NUMBER REASON."""
     limits = {}
@@ -139,6 +146,10 @@ def try_out():
     assert public_methods(code, "B") == ["B", "X", "Y"], public_methods(code, "B")
     assert public_methods("class B::Z { };", "B") is None
     assert ("B::Long", 6) in functions_of(code), functions_of(code)
+    code = ("class alignas(64) L : C {\n public:\n  P& p() { return p_; }\n"
+            "  const P& p() const { return p_; }\n  Q& q() RC_REQUIRES(a, b) { return q_; }\n"
+            "  R& r() { return s_; }\n  void t();\n};\n")
+    assert not_accessors(code, "L") == ["r", "t"], not_accessors(code, "L")
     assert judge({("methods", "B"): 3}, {("methods", "B"): (2, "")})
     assert judge({("methods", "B"): 1}, {("methods", "B"): (2, "")})
     assert judge({}, {("function", "gone"): (70, "")})
@@ -157,6 +168,14 @@ def main():
     if functions < 500 or methods == 0:
         sys.exit(f"{functions} functions in {len(sources)} sources cannot be all")
     wrong = judge(measured, limits)
+    # What is inherited from there is not counted above.
+    layout = [code_of(text) for path, text in sources.items()
+              if os.path.basename(path) == "sock_layout.h"]
+    if not layout or len(public_methods(layout[0], "SockLayout") or []) < 20:
+        wrong.append("there is no SockLayout with the parts of Sock")
+    else:
+        wrong += [f"SockLayout::{method}: a public method there returns a part, and no more"
+                  for method in not_accessors(layout[0], "SockLayout")]
     for sentence in wrong:
         print(sentence)
     print(f"{len(sources)} sources, {functions} functions, {methods} public methods of Sock")

@@ -1,14 +1,20 @@
 #include <dirent.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <string>
 
+#include "lib/base/short_slice.h"
 #include "tests/rendezvous/util.h"
 
 namespace rcsock::rendezvous {
@@ -43,6 +49,29 @@ TEST(Conductor, IdleCostsNothing) {
     ASSERT_TRUE(c->Wait() && s->Wait());
     // What Drain itself costs is in it too.
     EXPECT_LT(IdleNs(conductor), 2'000'000);
+  }));
+}
+
+// A stream that is changing to its lane waits for the conductor, which must not
+// wait for the end of another thread's slice.
+TEST(Conductor, GetsItsCpuAtOnce) {
+  ExpectSuccess(Spawn([] {
+    const auto slice = [] {
+      std::uint32_t words[12] = {};  // the sixth is the slice, where it is told
+      std::uint64_t ns = 0;
+      if (::syscall(SYS_sched_getattr, 0, words, sizeof words, 0) == 0) {
+        std::memcpy(&ns, words + 6, sizeof ns);
+      }
+      return ns;
+    };
+    std::uint64_t ns = 0;
+    Conductor* conductor = GetConductor();
+    conductor->Post([&ns, &slice] { ns = slice(); });
+    Drain(conductor);
+    const std::uint64_t own = slice();
+    EXPECT_EQ(ns, own == 0 || ::prctl(PR_GET_SECCOMP) != 0
+                      ? own
+                      : base::kShortSliceNs);
   }));
 }
 

@@ -63,12 +63,13 @@ for ((i = 0; i < 1000; i++)); do
 done
 doctor "127.0.0.1:$port"
 has "a peer" '^ok +to 127.0.0.1 +lane shm open .* 500 round trips verified'
+has "... and TCP beside it" '^(ok|warn) +to 127.0.0.1 +over TCP a round trip takes [0-9.]+ us'
 doctor --json "127.0.0.1:$port"
 check "JSON" True "$(python3 -c '
 import json
 j = json.load(open("out.txt"))
 one = [f for f in j["findings"] if f["about"] == "to 127.0.0.1"]
-print(len(one) == 1 and one[0]["verdict"] == "good")')"
+print(len(one) == 2 and one[0]["verdict"] == "good" and "TCP" in one[1]["words"])')"
 RCSOCK_LANES=tcp doctor "localhost:$port"
 check "no lane: status" 1 "$status"
 has "no lane: why" '^BAD +to localhost +no lane: .*\(policy\)'

@@ -138,7 +138,7 @@ def main():
                 check((sum(found["back"]) < 200) == dark, "background", found)
                 check(not found["faint"], found["faint"])
                 check(found["texts"] > 50, found)
-                check(len(found["plots"]) == 3, found["plots"])
+                check(len(found["plots"]) == 5, found["plots"])
                 for plot in found["plots"]:
                     check(plot["lines"] == 2 and plot["ticks"] > 3, plot)
                     check(plot["weakest"] >= 3, plot)

@@ -23,7 +23,8 @@ int stat(const char* path, struct stat* status) {
   return __xstat(kStatVersion, path, status);
 }
 
-int fstat(int fd, struct stat* status) {
+// Each process calls it as it starts.
+__attribute__((cold)) int fstat(int fd, struct stat* status) {
   return __fxstat(kStatVersion, fd, status);
 }
 

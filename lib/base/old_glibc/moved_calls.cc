@@ -1,9 +1,7 @@
 // Functions that glibc 2.34 moved from libpthread and libdl into libc. The
 // preload calls them wherever they are, and has neither library as a
 // dependency. The loader of a later glibc would open both at each exec,
-// although they are empty there. The third library, libgcc_s, must stay: glibc
-// unwinds a cancelled thread with libgcc_s, and another copy of the unwinder
-// cannot read its state.
+// although they are empty there. unwinder.cc has the third library, libgcc_s.
 //
 // A call may come before any constructor, and before a sanitizer's runtime has
 // begun. So this file calls only the loader and lib/base/image_symbols.h.
@@ -12,6 +10,7 @@
 #include <link.h>
 
 #include "lib/base/image_symbols.h"
+#include "lib/base/old_glibc/forward.h"
 
 namespace {
 
@@ -84,64 +83,7 @@ extern "C" [[gnu::visibility("hidden")]] int _dl_find_object(
   return found != nullptr ? found(address, result) : -1;
 }
 
-// Each goes on to the function itself with the arguments, and the caller, of
-// its own. Threads that race for the slot store equal values.
-#define MOVED(name)                   \
-  __asm__(                            \
-      ".pushsection .text\n"          \
-      ".globl " #name                 \
-      "\n"                            \
-      ".hidden " #name                \
-      "\n"                            \
-      ".type " #name                  \
-      ", @function\n"                 \
-      ".p2align 4\n" #name            \
-      ":\n"                           \
-      ".cfi_startproc\n"              \
-      "endbr64\n"                     \
-      "mov rcsock_moved_" #name       \
-      "(%rip), %r11\n"                \
-      "test %r11, %r11\n"             \
-      "je 1f\n"                       \
-      "jmp *%r11\n"                   \
-      "1:\n"                          \
-      "push %rdi\n"                   \
-      ".cfi_adjust_cfa_offset 8\n"    \
-      "push %rsi\n"                   \
-      ".cfi_adjust_cfa_offset 8\n"    \
-      "push %rdx\n"                   \
-      ".cfi_adjust_cfa_offset 8\n"    \
-      "push %rcx\n"                   \
-      ".cfi_adjust_cfa_offset 8\n"    \
-      "sub $8, %rsp\n"                \
-      ".cfi_adjust_cfa_offset 8\n"    \
-      "lea 2f(%rip), %rdi\n"          \
-      "call rcsock_find_moved\n"      \
-      "mov %rax, rcsock_moved_" #name \
-      "(%rip)\n"                      \
-      "mov %rax, %r11\n"              \
-      "add $8, %rsp\n"                \
-      ".cfi_adjust_cfa_offset -8\n"   \
-      "pop %rcx\n"                    \
-      ".cfi_adjust_cfa_offset -8\n"   \
-      "pop %rdx\n"                    \
-      ".cfi_adjust_cfa_offset -8\n"   \
-      "pop %rsi\n"                    \
-      ".cfi_adjust_cfa_offset -8\n"   \
-      "pop %rdi\n"                    \
-      ".cfi_adjust_cfa_offset -8\n"   \
-      "jmp *%r11\n"                   \
-      ".cfi_endproc\n"                \
-      ".size " #name ", . - " #name   \
-      "\n"                            \
-      ".popsection\n"                 \
-      ".pushsection .rodata\n"        \
-      "2: .string \"" #name           \
-      "\"\n"                          \
-      ".popsection\n"                 \
-      ".local rcsock_moved_" #name    \
-      "\n"                            \
-      ".comm rcsock_moved_" #name ", 8, 8\n")
+#define MOVED(name) RCSOCK_FORWARD(name, rcsock_find_moved)
 
 MOVED(dladdr);
 MOVED(dladdr1);

@@ -239,6 +239,8 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(ControlLine, more)},
                              std::uint64_t{offsetof(ControlLine, left)},
                              std::uint64_t{offsetof(ControlLine, came)},
+                             std::uint64_t{offsetof(ControlLine, offer)},
+                             std::uint64_t{offsetof(ControlLine, takes)},
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
@@ -250,7 +252,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0x5094fae4d1918530, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x245d8ea3a52ca108, "then kMemoryVersion too");
 
 // The fence between this side's store and its look at what the other side
 // stores. Dekker's argument needs it on both sides (lib/base/barrier.h).

@@ -201,9 +201,10 @@ std::unique_ptr<Lane> Link::OpenLane(int index) {
 void Link::Scrub(int index) {
   const StreamMemory memory = state_->stream(index);
   // Memory that was never used still reads as zero. Scrub leaves it untouched,
-  // and so unallocated.
-  if (memory.hot == nullptr || !state_->WasOpen(index) ||
-      state_->IsOpen(index)) {
+  // and so unallocated. The peer may use it from now on, and this end may give
+  // up before it opens the stream.
+  if (memory.hot == nullptr || state_->IsOpen(index) ||
+      !state_->MarkUsed(index)) {
     return;
   }
   for (int side = 0; side < 2; ++side) {

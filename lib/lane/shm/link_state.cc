@@ -118,7 +118,7 @@ StreamMemory LinkState::stream(int index) const {
 bool LinkState::Open(int index) {
   SegmentState* state = segment(index);
   if (state == nullptr) return false;
-  state->was_open.fetch_or(Bit(index), std::memory_order_relaxed);
+  state->used.fetch_or(Bit(index), std::memory_order_relaxed);
   return (state->open.fetch_or(Bit(index), std::memory_order_acq_rel) &
           Bit(index)) == 0;
 }
@@ -133,10 +133,11 @@ bool LinkState::IsOpen(int index) const {
          (state->open.load(std::memory_order_acquire) & Bit(index)) != 0;
 }
 
-bool LinkState::WasOpen(int index) const {
-  const SegmentState* state = segment(index);
+bool LinkState::MarkUsed(int index) {
+  SegmentState* state = segment(index);
   return state != nullptr &&
-         (state->was_open.load(std::memory_order_acquire) & Bit(index)) != 0;
+         (state->used.fetch_or(Bit(index), std::memory_order_acq_rel) &
+          Bit(index)) != 0;
 }
 
 void LinkState::SetCookie(int index, void* cookie) {

@@ -40,8 +40,9 @@ class LinkState {
   bool Open(int index);
   void Close(int index);
   bool IsOpen(int index) const;
-  // Returns true if this side ever had the stream open.
-  bool WasOpen(int index) const;
+  // Notes that an end may open the stream from now on.  Returns true if one
+  // could before.
+  bool MarkUsed(int index);
   void SetCookie(int index, void* cookie);
   // Where the lane is, for prefetches.
   void SetLane(int index, const void* lane);
@@ -212,7 +213,7 @@ class LinkState {
     Segment* memory;
     HotMemory* hot = nullptr;  // of the segment's first stream
     std::atomic<std::uint64_t> open{0};
-    std::atomic<std::uint64_t> was_open{0};
+    std::atomic<std::uint64_t> used{0};
     Near near[kSegmentStreams] = {};
     std::atomic<std::uint8_t> bells[kSegmentStreams] = {};
     // This process's threads sleep on these words as well. No peer maps them.

@@ -1,6 +1,7 @@
 // A device's memory itself goes to the peer, and one copy from device to device
 // moves the bytes. docs/gpu.md has the whole.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,6 +31,12 @@ std::shared_ptr<gpu::Import> Imports::Find(gpu::Memory* memory,
   }
   if (place->import != nullptr) place->import->End();
   place->import = memory->Open(what);
+  if (place->import == nullptr) {
+    // The peer may have freed memory that is open here, and has other memory
+    // at that address by now. No driver has both open (already mapped).
+    End();
+    place->import = memory->Open(what);
+  }
   if (place->import == nullptr) {
     refused = context;
     return nullptr;
@@ -127,6 +134,10 @@ bool ShmLane::SeeOffer(SeenOffer* seen) const {
     return false;
   }
   std::memcpy(&seen->what, rx_bytes_, sizeof seen->what);
+  // An offer that has been withdrawn meanwhile: other bytes lie there by now,
+  // and are no handle.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (peer().offer.load(std::memory_order_relaxed) != seen->word) return false;
   return seen->what.length < OfferWord::kMost && word.taken < seen->what.length;
 }
 

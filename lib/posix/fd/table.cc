@@ -472,7 +472,7 @@ void TableForkUnlock(bool child) {
     }
     if (file == nullptr) continue;
     // If the file has other numbers, these remain.  Code that looks for the
-    // stream, such as Sock::ForkChild, finds it by one of them.
+    // stream, such as AfterFork::Begin, finds it by one of them.
     int others = 0;
     for (int i = 0; i <= top; ++i) {
       others += NamedEvenHidden(i) == file ? 1 : 0;

@@ -30,6 +30,7 @@
 #include "lib/posix/socket/address_reuse.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/socket/sock_settings.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/thread/signals.h"
@@ -91,15 +92,15 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
     if (tcp) BeforeLooking();
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
     if (sock != nullptr) {
-      sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&peer), length);
+      sock->peer().Set(fd, reinterpret_cast<const sockaddr*>(&peer), length);
       if (const SockAt from(listener); from) {
-        sock->Inherit(*from);
+        Settings(sock).Inherit(from.get());
       } else {
-        sock->InheritFromUnknown(fd);
+        Settings(sock).InheritFromUnknown(fd);
       }
-      sock->AllowLane();
+      sock->search().Allow();
       Bind(fd, sock);
-      if (Sock* bound = LookupSock(fd)) bound->SeekIfWorth();
+      if (Sock* bound = LookupSock(fd)) bound->search().BeginIfWorth();
     }
   }
   errno = saved;
@@ -168,7 +169,7 @@ int bind(int fd, const sockaddr* address, socklen_t length) {
 int listen(int fd, int backlog) {
   const int result = real::listen(fd, backlog);
   if (result == 0) {
-    if (const SockAt sock(fd); sock) sock->SetListening(fd);
+    if (const SockAt sock(fd); sock) sock->peer().SetListening(fd);
   }
   return result;
 }
@@ -217,7 +218,7 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
       return -1;
     }
     const int result = real::connect(fd, address, length);
-    if (result == 0) sock->Disconnected();
+    if (result == 0) sock->read_ahead().Drop();
     return result;
   }
   int result = real::connect(fd, address, length);
@@ -240,10 +241,10 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
       sock->listening.store(false, std::memory_order_relaxed);
       sock->way_back().Pin(base::Reason::kPinnedOption);
     }
-    sock->SetRole(stream::Role::kConnector);
-    sock->SetPeer(fd, address, length);
-    sock->AllowLane();
-    if (result == 0) sock->SeekIfWorth();
+    sock->peer().SetRole(stream::Role::kConnector);
+    sock->peer().Set(fd, address, length);
+    sock->search().Allow();
+    if (result == 0) sock->search().BeginIfWorth();
     errno = saved;
   }
   return result;

@@ -18,7 +18,9 @@
 #include "lib/posix/fd/table.h"
 #include "lib/posix/hooks/given.h"
 #include "lib/posix/hooks/hooks.h"
+#include "lib/posix/socket/sock_answers.h"
 #include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/socket/sock_settings.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 
@@ -82,9 +84,9 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   const SockAt sock(fd);
   if (sock && !sock->listening.load(std::memory_order_relaxed)) {
     int bytes = 0;
-    if ((request == FIONREAD && sock->answers().Readable(&bytes)) ||
+    if ((request == FIONREAD && Answers(sock.get()).Readable(&bytes)) ||
         ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
-         sock->answers().Unsent(request == SIOCOUTQNSD, &bytes))) {
+         Answers(sock.get()).Unsent(request == SIOCOUTQNSD, &bytes))) {
       return Put(argument, &bytes, sizeof bytes);
     }
   }
@@ -94,7 +96,7 @@ int Ioctl(int fd, unsigned long request, void* argument) {
     if (request == SIOCATMARK) {
       // Bytes that were read ahead lie before the mark.
       int* const at = static_cast<int*>(argument);
-      if (*at != 0 && sock->answers().HasReadAhead()) *at = 0;
+      if (*at != 0 && Answers(sock.get()).HasReadAhead()) *at = 0;
     } else if (request == FIONBIO) {
       sock->nonblock.store(*static_cast<int*>(argument) != 0);
     } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
@@ -135,7 +137,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     if (sock && sock->mode() != Mode::kPlain) {
       const std::size_t told = std::min<std::size_t>(*length, sizeof error);
       std::memcpy(&error, value, told);
-      const int own = sock->answers().TakeError();
+      const int own = Answers(sock.get()).TakeError();
       if (error == 0) error = own;
       std::memcpy(value, &error, told);
     }
@@ -144,7 +146,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     const SockAt sock(fd);
     if (sock && sock->mode() == Mode::kEngine) {
       auto* const state = static_cast<std::uint8_t*>(value);
-      *state = sock->answers().TcpState(*state);
+      *state = Answers(sock.get()).TcpState(*state);
     }
   }
   return result;
@@ -156,7 +158,7 @@ int getpeername(int fd, sockaddr* address, socklen_t* length) {
   {
     const SockAt sock(fd);
     if (sock && sock->mode() == Mode::kEngine &&
-        sock->answers().TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
+        Answers(sock.get()).TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
       errno = ENOTCONN;
       return -1;
     }
@@ -202,7 +204,7 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
       break;
     case SO_SNDBUF:
     case SO_SNDBUFFORCE:
-      sock->BoundSends();
+      Settings(sock).BoundSends();
       break;
     case SO_RCVLOWAT:  // a negative mark is all that there is room for
       if (number > 1 || number < 0) sock->way_back().PinByOption();

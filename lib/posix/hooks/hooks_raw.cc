@@ -30,6 +30,7 @@
 #include "lib/posix/lifecycle/process.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/sys/wait_time.h"
 #include "lib/posix/thread/signals.h"
@@ -441,6 +442,11 @@ constexpr Entry kEntries[] = {
      }},
     {SYS_fork, If::kAlways,
      [](long, Arguments) -> long { return hook::fork(); }},
+    {SYS_vfork, If::kAlways,
+     [](long number, Arguments a) -> long {
+       LendMemoryForGood();
+       return Kernel(number, a);
+     }},
     {SYS_clone, If::kAlways,
      [](long number, Arguments a) -> long {
        return Clone(number, a, static_cast<std::uint64_t>(a[0]),

@@ -17,6 +17,7 @@
 #include "lib/posix/lifecycle/passing.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock_quick.h"
+#include "lib/posix/socket/sock_route.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/sys/wait_time.h"
 
@@ -71,12 +72,12 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline, gnu::hot]] ssize_t KernelRead(int fd, void* to, size_t length,
                                                Sock* sock) {
-  return sock->Received(direct::read(fd, to, length));
+  return Route(sock).Received(direct::read(fd, to, length));
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t KernelRecv(int fd, void* to, size_t length,
                                                int flags, Sock* sock) {
-  return sock->Received(direct::recv(fd, to, length, flags));
+  return Route(sock).Received(direct::recv(fd, to, length, flags));
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t PlainRead(int fd, void* to, size_t length,
@@ -156,7 +157,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   // look.  The kernel refuses an invalid length.
   if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
     return RealRead(fd, to, length);
-  const LaneState::Call whose = sock->WhoseCall();
+  const LaneState::Call whose = Route(sock).WhoseCall();
   if (whose == LaneState::Call::kKernels)
     return KernelRead(fd, to, length, sock);
   if (whose == LaneState::Call::kPlain) return PlainRead(fd, to, length, sock);
@@ -171,7 +172,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealRecv(fd, to, length, flags);
   if ((flags & ~kPlainRecv) == 0) {
-    const LaneState::Call whose = sock->WhoseCall();
+    const LaneState::Call whose = Route(sock).WhoseCall();
     if (whose == LaneState::Call::kKernels) {
       return KernelRecv(fd, to, length, flags, sock);
     }
@@ -259,7 +260,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
                    });
   }
   // A lane cannot say when bytes came.
-  if (sock->ancillary().Tells(Ancillary::kTime) && !sock->Kernels())
+  if (sock->ancillary().Tells(Ancillary::kTime) && !Route(sock).Kernels())
       [[unlikely]] {
     sock->way_back().Pin(base::Reason::kPinnedOption);
   }

@@ -27,6 +27,7 @@
 #include "lib/posix/lifecycle/passing.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock_quick.h"
+#include "lib/posix/socket/sock_route.h"
 #include "lib/posix/socket/zero_copy.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/user_arguments.h"
@@ -145,7 +146,7 @@ ssize_t SendByParts(int fd, const iovec* iov, int count, std::size_t total,
 
 [[gnu::noinline, gnu::hot]] ssize_t KernelWrite(int fd, const void* from,
                                                 size_t length, Sock* sock) {
-  return sock->Sent(direct::write(fd, from, length));
+  return Route(sock).Sent(direct::write(fd, from, length));
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t PlainWrite(int fd, const void* from,
@@ -223,7 +224,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::noinline, gnu::hot]] ssize_t KernelSend(int fd, const void* from,
                                                size_t length, int flags,
                                                Sock* sock) {
-  return sock->Sent(direct::send(fd, from, length, flags));
+  return Route(sock).Sent(direct::send(fd, from, length, flags));
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t PlainSend(int fd, const void* from,
@@ -289,7 +290,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     return LaneWrite(fd, from, length, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealWrite(fd, from, length);
-  const LaneState::Call whose = sock->WhoseCall();
+  const LaneState::Call whose = Route(sock).WhoseCall();
   if (whose == LaneState::Call::kKernels)
     return KernelWrite(fd, from, length, sock);
   if (whose == LaneState::Call::kPlain)
@@ -306,7 +307,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealSend(fd, from, length, flags);
   if ((flags & ~kPlainSend) == 0) {
-    const LaneState::Call whose = sock->WhoseCall();
+    const LaneState::Call whose = Route(sock).WhoseCall();
     if (whose == LaneState::Call::kKernels) {
       return KernelSend(fd, from, length, flags, sock);
     }
@@ -397,7 +398,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     });
   }
   if (((flags & kCompat) != 0 || beside != 0 || name != nullptr) &&
-      sock->MayTakeLane() && Refused(sock, fd, message, flags)) [[unlikely]] {
+      Route(sock).MayTakeLane() && Refused(sock, fd, message, flags))
+      [[unlikely]] {
     return -1;
   }
   if (total != 0 && (flags & kNotQuick) == 0 && Engine(sock)) {

@@ -85,6 +85,7 @@ void BeforeClone(unsigned long flags) {
     }
     return;
   }
+  if ((flags & CLONE_THREAD) == 0) LendMemoryForGood();
   // The maker of a child of vfork waits for that child.
   if ((flags & CLONE_VFORK) != 0) return;
   EndAlone();

@@ -33,6 +33,6 @@ constinit Hooks hooks;
   InitProcess(face);
 }
 
-void End() { AtExit(); }
+[[gnu::cold]] void End() { AtExit(); }
 
 }  // namespace rcsock::posix::hook

@@ -21,6 +21,7 @@
 #include "lib/posix/hooks/uring_held.h"
 #include "lib/posix/hooks/uring_requests.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_plain.h"
 #include "lib/posix/socket/sock_quick.h"
 #include "lib/posix/sys/pinned.h"
@@ -115,7 +116,7 @@ void LookAWhile(const Request& request) {
     bool has;
     {
       const Critical critical;
-      has = sock->HasInput();
+      has = Looks(sock.get()).HasInput();
     }
     if (has) {
       misses = 0;

@@ -22,7 +22,10 @@
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/socket/sock_route.h"
+#include "lib/posix/socket/sock_settings.h"
 #include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
@@ -155,7 +158,8 @@ bool MoreFollows(int fd, int result) {
   if (hook::Ioctl(fd, FIONREAD, &left) != 0) return false;
   if (left > 0) return true;
   Sock* const sock = LookupSock(fd);
-  return sock != nullptr && sock->mode() == Mode::kEngine && sock->EndNext();
+  return sock != nullptr && sock->mode() == Mode::kEngine &&
+         Looks(sock).EndNext();
 }
 
 constinit std::atomic<bool> accepts{false};
@@ -283,7 +287,7 @@ Sock* Carried(int fd) {
   if (file == nullptr || file->kind != FileKind::kSock) return nullptr;
   auto* const sock = static_cast<Sock*>(file);
   return sock->listening.load(std::memory_order_relaxed) ||
-                 !sock->MayBeCarried()
+                 !Route(sock).MayBeCarried()
              ? nullptr
              : sock;
 }
@@ -303,9 +307,9 @@ void BeforeConnect(const io_uring_sqe& request) {
     sock->way_back().Pin(base::Reason::kPinnedIoUring);
     return;
   }
-  sock->SetRole(stream::Role::kConnector);
-  sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&copy), length);
-  sock->AllowLane();
+  sock->peer().SetRole(stream::Role::kConnector);
+  sock->peer().Set(fd, reinterpret_cast<const sockaddr*>(&copy), length);
+  sock->search().Allow();
 }
 
 void BeforeAccept() { accepts.store(true, std::memory_order_relaxed); }
@@ -320,16 +324,16 @@ void Discover(int fd) {
   }
   Sock* const sock = NewSock(fd, stream::Role::kAcceptor);
   if (sock == nullptr) return;
-  sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&peer), length);
-  sock->InheritFromUnknown(fd);
-  sock->AllowLane();
+  sock->peer().Set(fd, reinterpret_cast<const sockaddr*>(&peer), length);
+  Settings(sock).InheritFromUnknown(fd);
+  sock->search().Allow();
   const bool moved = HasMoved(fd);
   Bind(fd, sock);
   if (const SockAt bound(fd); bound) {
     if (moved) {
       bound->way_back().Pin(base::Reason::kPinnedSyscall);
     } else {
-      bound->SeekIfWorth();
+      bound->search().BeginIfWorth();
     }
   }
 }

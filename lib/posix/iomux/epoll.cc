@@ -13,6 +13,7 @@
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_quick.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
@@ -123,9 +124,9 @@ bool EpollSet::FoundAnyway(const Interest* interest) {
   return interest->direct.load(std::memory_order_relaxed) &&
          (events & kAsked & ~static_cast<std::uint32_t>(EPOLLONESHOT)) ==
              EPOLLIN &&
-         interest->sock->TellsInputAlone() &&
-         interest->sock->QuickLook(interest->fd, EPOLLIN, false) !=
-             Sock::kNotLooked;
+         Looks(interest->sock).TellsInputAlone() &&
+         Looks(interest->sock).QuickLook(interest->fd, EPOLLIN, false) !=
+             Looks::kNotLooked;
 }
 
 // One call of epoll_ctl for a stream.
@@ -350,7 +351,7 @@ bool EpollSet::MayChange(int number, int op, int fd, const Sock* sock) const {
   if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) return false;
   // The thread that closes the stream last has dropped its registrations, or is
   // about to.  After that the number is closed, or names another file.
-  return op != EPOLL_CTL_ADD || !sock->Closed();
+  return op != EPOLL_CTL_ADD || !sock->ending().closed();
 }
 
 int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {

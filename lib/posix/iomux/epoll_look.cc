@@ -12,6 +12,7 @@
 #include "lib/posix/iomux/epoll_calls.h"
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_quick.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/spin.h"
@@ -51,10 +52,10 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   constexpr std::uint32_t kRoom = EPOLLOUT | EPOLLWRNORM;
   const bool by_edges = (events & static_cast<std::uint32_t>(EPOLLET)) != 0;
   // The ready list reports what comes with the peer's end.
-  bool by_list = (events & EPOLLRDHUP) != 0 || !sock->TellsInputAlone();
+  bool by_list = (events & EPOLLRDHUP) != 0 || !Looks(sock).TellsInputAlone();
   if (by_list || by_edges) {
     sock->rx_latch.lock();
-    by_list = by_list && sock->EndNextLatched();
+    by_list = by_list && Looks(sock).EndNextLatched();
     const bool told =
         (by_list || (events & kInput) != 0) &&
         (!by_edges || (sock->lane() == direct.lane && direct.lane->Arrived()));
@@ -75,7 +76,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
     const bool room = by_edges && (events & kRoom) != 0;
     if (((events & (kRoom | EPOLLONESHOT)) == 0 ||
          (room && (events & EPOLLONESHOT) == 0 &&
-          sock->HasRoom(-1, direct.lane))) &&
+          Looks(sock).HasRoom(-1, direct.lane))) &&
         interest->Is(events, *data)) {
       return events & (room ? kInput | kRoom : kInput);
     }
@@ -147,7 +148,7 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
   if ((events & kAsked) == EPOLLIN && direct.lane->InMemory() &&
       !interest->spent.load(std::memory_order_relaxed) &&
       !interest->ready.load(std::memory_order_relaxed) &&
-      direct.sock->TellsInputAlone()) [[likely]] {
+      Looks(direct.sock).TellsInputAlone()) [[likely]] {
     events = EPOLLIN;
     data = interest->data.load(std::memory_order_relaxed);
   } else {
@@ -300,7 +301,7 @@ bool EpollSet::AnyDirect() {
     if ((events & EPOLLET) == 0) {
       if ((events & (EPOLLIN | EPOLLRDNORM)) != 0) return true;
       // The registration asks for the stream's end only.
-      if (sock->EndNext()) return true;
+      if (Looks(sock).EndNext()) return true;
       continue;
     }
     // Arrived() uses up an edge, so the registration goes to the list.

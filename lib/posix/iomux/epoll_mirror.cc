@@ -22,6 +22,7 @@
 #include "lib/posix/sharing/unread.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -113,7 +114,7 @@ void HearEdges() {
   if (edges_outside.load(std::memory_order_relaxed)) return;
   {
     const Critical critical;
-    const base::LatchGuard hold(interest_latch);
+    const base::ProcessLatchGuard hold(interest_latch);
     edges_outside.store(true, std::memory_order_relaxed);
   }
   for (EpollSet* set = mirrored_sets.load(std::memory_order_acquire);
@@ -282,12 +283,12 @@ bool EpollSet::HasUnread() {
     }
     Sock* const sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd ||
-        (sock->read_ahead().Bytes() == 0 && !sock->HasError())) {
+        (sock->read_ahead().Bytes() == 0 && !Looks(sock).HasError())) {
       continue;
     }
     // Called before interest_latch is taken, since this takes the stream's
     // latch.
-    const bool failed = sock->HasError();
+    const bool failed = Looks(sock).HasError();
     bool has = false;
     interest_latch.lock();
     for (Interest* i = sock->interests; i != nullptr && !has;
@@ -427,15 +428,15 @@ bool EpollSet::HasEvent(Interest* interest) {
   }
   const bool by_edges = (events & static_cast<std::uint32_t>(EPOLLET)) != 0;
   if (by_edges) {
-    sock->TakeEnd();
+    Looks(sock).TakeEnd();
     if (!interest->edge.exchange(false, std::memory_order_relaxed)) {
       return false;
     }
   }
   bool plain = false;
   const std::uint32_t ready =
-      sock->Readiness(-1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP,
-                      &plain) &
+      Looks(sock).Readiness(
+          -1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP, &plain) &
       ((events & 0xffff) | EPOLLERR | EPOLLHUP);
   // If the registration has been armed anew meanwhile, the next look answers.
   const bool anew =

@@ -11,6 +11,7 @@
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_quick.h"
 
 namespace rcsock::posix {
@@ -228,7 +229,7 @@ enum class EpollSet::Listed {
                                                       Sock* sock) {
   // Taking the peer's end makes an edge, so TakeEnd comes before the edge is
   // taken.
-  sock->TakeEnd();
+  Looks(sock).TakeEnd();
   if (!interest->edge.exchange(false, std::memory_order_relaxed)) return false;
   if (interest->sock == sock) [[likely]]
     return true;
@@ -262,7 +263,7 @@ namespace {
   const bool found_anyway =
       interest->direct.load(std::memory_order_acquire) && sock->OnLane() &&
       (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
-      (holds & ~std::uint32_t{EPOLLRDNORM}) == (EPOLLIN | Sock::kInRing);
+      (holds & ~std::uint32_t{EPOLLRDNORM}) == (EPOLLIN | Looks::kInRing);
   return !found_anyway;
 }
 
@@ -286,8 +287,8 @@ namespace {
   if ((events & EPOLLET) && !TakeEdge(interest, sock)) return Listed::kNothing;
   // For all that a socket can be, EPOLL* and POLL* have equal values.
   bool plain = false;
-  const std::uint32_t holds = sock->Readiness(
-      -1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
+  const std::uint32_t holds = Looks(sock).Readiness(
+      -1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Looks::kInRing,
       &plain);
   const std::uint32_t ready = holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
   // The registration has been armed anew meanwhile.  The edge that was taken
@@ -372,7 +373,7 @@ int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
         !interest->in_user.load(std::memory_order_relaxed) ||
         interest->dormant.load(std::memory_order_acquire) ||
         interest->spent.load(std::memory_order_relaxed) ||
-        interest->told == wait_number_ || !sock->HasInput()) {
+        interest->told == wait_number_ || !Looks(sock).HasInput()) {
       continue;
     }
     if (!base::TryTell(out + filled, EPOLLIN,

@@ -27,6 +27,7 @@
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -198,7 +199,7 @@ void MoveWaiting() {
 
 }  // namespace
 
-void Interests::Install() { Registrations::Set(&interests); }
+[[gnu::cold]] void Interests::Install() { Registrations::Set(&interests); }
 
 bool Interests::ToUser(Sock* sock) {
   Critical critical;
@@ -363,7 +364,7 @@ bool Interests::MayHide(Sock* sock, bool forking) {
     return MayHideLatched(sock);
   }
   Critical critical;
-  const base::LatchGuard hold(interest_latch);
+  const base::ProcessLatchGuard hold(interest_latch);
   return MayHideLatched(sock);
 }
 
@@ -401,7 +402,7 @@ bool Interests::Kept(Sock* sock) {
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   const bool unread = sock->read_ahead().Bytes() > 0;
   // Called before interest_latch is taken, since this takes the stream's latch.
-  const bool failed = sock->HasError();
+  const bool failed = Looks(sock).HasError();
   Critical critical;
   int found = 0;
   interest_latch.lock();

@@ -24,6 +24,7 @@
 #include "lib/posix/iomux/wait_loop.h"
 #include "lib/posix/socket/kernel_hold.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_quick.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/bell_shares.h"
@@ -95,7 +96,7 @@ class Polling {
     if (!Split()) return base::Fail(EFAULT);
     NewSpin();
     if (mine_ == 1 && members_[0].file->kind == FileKind::kSock) {
-      static_cast<Sock*>(members_[0].file)->CountForPoll();
+      Looks(static_cast<Sock*>(members_[0].file)).CountForPoll();
     }
     WaitLoop(this, &limits_);
     return result_;
@@ -190,11 +191,11 @@ class Polling {
                                                    bool* plain) {
     {
       const Critical critical;
-      const int found = sock->QuickLook(fd, events, drained);
-      if (found != Sock::kNotLooked) return static_cast<std::uint32_t>(found);
+      const int found = Looks(sock).QuickLook(fd, events, drained);
+      if (found != Looks::kNotLooked) return static_cast<std::uint32_t>(found);
     }
-    return sock->Readiness(fd, static_cast<std::uint16_t>(events), plain,
-                           drained);
+    return Looks(sock).Readiness(fd, static_cast<std::uint16_t>(events), plain,
+                                 drained);
   }
 
   // *again: a stream has gone back to the kernel.  If the program's array has
@@ -397,8 +398,8 @@ class Polling {
   bool SleepByFutex() {
     Sock* const reader = Reader();
     return reader != nullptr &&
-           reader->SleepForInput(fds_[0].fd, limits_.deadline_ns(),
-                                 limits_.handlers());
+           Looks(reader).SleepForInput(fds_[0].fd, limits_.deadline_ns(),
+                                       limits_.handlers());
   }
 
   // Arm, look, sleep.  Returns 0: look again; -1: errno.

@@ -5,6 +5,7 @@
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/poll.h"
 #include "lib/posix/iomux/poll_look.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_quick.h"
 
 namespace rcsock::posix {
@@ -23,18 +24,18 @@ struct Looked {
 // kNotLooked.
 [[gnu::noinline]] int LookAtOther(File* file, int fd, int events,
                                   lane::Source** drained, Looked* looked) {
-  if (file->kind != FileKind::kSock) return Sock::kNotLooked;
+  if (file->kind != FileKind::kSock) return Looks::kNotLooked;
   auto* const sock = static_cast<Sock*>(file);
   if (sock->mode() == Mode::kPlain) {
     ++looked->kernels;
     return 0;
   }
   lane::Source* const source = sock->notice().source();
-  if (source == nullptr) return Sock::kNotLooked;
+  if (source == nullptr) return Looks::kNotLooked;
   if (source != *drained) source->Drain();
   *drained = source;
   looked->remote = true;
-  return sock->QuickLook(fd, events, true);
+  return Looks(sock).QuickLook(fd, events, true);
 }
 
 // Returns false if the descriptors need the long way.  Not in line, so that it
@@ -53,13 +54,13 @@ struct Looked {
       if (fd >= 0) ++looked->kernels;
     } else {
       // With the mark, this look reads no line that it does not need.
-      found = Sock::kNotLooked;
+      found = Looks::kNotLooked;
       if ((entry & kLaneMark) != 0) {
-        found = static_cast<Sock*>(file)->QuickLook(fd, events, false);
+        found = Looks(static_cast<Sock*>(file)).QuickLook(fd, events, false);
       }
-      if (found == Sock::kNotLooked) [[unlikely]] {
+      if (found == Looks::kNotLooked) [[unlikely]] {
         found = LookAtOther(file, fd, events, &drained, looked);
-        if (found == Sock::kNotLooked) return false;
+        if (found == Looks::kNotLooked) return false;
       }
     }
     if (!base::TryStore(&one->revents, static_cast<short>(found))) return false;

@@ -125,7 +125,7 @@ struct Registry {
     CountLocal(interest);
   }
   static void CountLocal(Interest* interest) RC_REQUIRES(interest_latch) {
-    const bool counts = interest->in_kernel && interest->sock->HasLocalPeer();
+    const bool counts = interest->in_kernel && interest->sock->peer().local();
     if (counts == interest->counted) return;
     interest->counted = counts;
     interest->set->CountLocal(interest->data.load(std::memory_order_relaxed),

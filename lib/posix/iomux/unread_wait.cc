@@ -7,6 +7,7 @@
 #include "lib/posix/fd/file.h"
 #include "lib/posix/iomux/interests.h"
 #include "lib/posix/socket/lookup.h"
+#include "lib/posix/socket/sock_looks.h"
 
 namespace rcsock::posix {
 namespace {
@@ -20,7 +21,7 @@ bool HasUnread(int fd) {
 
 bool HasError(int fd) {
   Sock* sock = LookupSock(fd);
-  return sock != nullptr && sock->HasError();
+  return sock != nullptr && Looks(sock).HasError();
 }
 
 unsigned long Bit(int fd) { return 1ul << (fd % 64); }
@@ -113,7 +114,7 @@ int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity) {
     }
     Sock* sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd ||
-        (sock->read_ahead().Bytes() == 0 && !sock->HasError())) {
+        (sock->read_ahead().Bytes() == 0 && !Looks(sock).HasError())) {
       continue;
     }
     found += InterestsUnread(sock, set, events + found, capacity - found);

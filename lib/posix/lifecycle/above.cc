@@ -19,7 +19,7 @@ int Above::HelperThreads() { return 0; }
 void Above::BeforeSandbox() {}
 
 Above& Above::Get() { return *installed.load(std::memory_order_acquire); }
-void Above::Set(Above* above) {
+[[gnu::cold]] void Above::Set(Above* above) {
   installed.store(above, std::memory_order_release);
 }
 

@@ -22,6 +22,8 @@
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_fork.h"
+#include "lib/posix/socket/sock_route.h"
 #include "lib/posix/socket/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
@@ -78,7 +80,7 @@ void ForkPrepare() {
   ForEachSock([](Sock* sock) { sock->holders().Make(); });
   const bool hides = PrepareToHide();
   const auto leaves = [hides](Sock* sock) {
-    return sock->Engaged() && !(hides && sock->claim().MayHide(false));
+    return Route(sock).Engaged() && !(hides && sock->claim().MayHide(false));
   };
   // While this thread waits for the peer of one stream, the peer of another
   // stream may ask that the first stream leave its lane.  Behind a silent peer
@@ -150,9 +152,9 @@ void ForkChild() {
   stats.Clear();
   InterestsForkChild();
   SignalsForkChild();
-  ForEachSock([](Sock* sock) { sock->ForkChild(); }, Which::kHidden);
+  ForEachSock([](Sock* sock) { AfterFork(sock).Begin(); }, Which::kHidden);
   Conductor::ForkChild(tls_signals.asleep != 0);
-  ForEachSock([](Sock* sock) { sock->ForgetLeft(); }, Which::kHidden);
+  ForEachSock([](Sock* sock) { sock->left().OnForkChild(); }, Which::kHidden);
   Above::Get().ForkChildLast();
   CloseUnusedAsk();
   if (!locked) return;

@@ -31,6 +31,7 @@
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/lookup.h"
+#include "lib/posix/socket/sock_route.h"
 #include "lib/posix/socket/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
@@ -225,7 +226,7 @@ void Handover::FromOurs() {
         // The count comes first, so that LaneOpen and TryAdopt see it if this
         // thread does not see what they did.
         follows ? sock->across_exec().AddHolder() : GiveAway(sock);
-        if (sock->Engaged() &&
+        if (Route(sock).Engaged() &&
             !sock->way_back().ToPlain(base::Reason::kPinnedExec)) {
           base::Log("fd %d: its peer did not answer before exec", fd);
           GiveAway(sock);
@@ -428,9 +429,9 @@ void TakeHolding(int number) {
   if (inode == 0) return;
   Sock* sock = nullptr;
   const Found found = TakeConnection(inode, kMaxFds, [&](int fd) {
-    return sock = Sock::Inherited(number, fd);
+    return sock = Holders::Inherited(number, fd);
   });
-  if (sock != nullptr) sock->AllowLane();
+  if (sock != nullptr) sock->search().Allow();
   if (found == Found::kNo) all->Leave();
   RCSOCK_LOG(2, "connection %d: %s, %x have it", number,
              found == Found::kYes ? "inherited" : "not inherited",
@@ -444,13 +445,13 @@ void TakeUnread(int memory) {
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = LookupSock(fd);
     if (sock == nullptr || sock->anchor().inode() != inode) continue;
-    sock->InheritUnread(memory);
+    sock->read_ahead().Inherit(memory);
     return;
   }
   BeforeLooking();
   Sock* sock = Sock::New(stream::Role::kConnector, false);
   if (sock == nullptr) return;
-  if (!sock->InheritUnread(memory) ||
+  if (!sock->read_ahead().Inherit(memory) ||
       TakeConnection(sock->anchor().inode(), kMaxFds,
                      [&](int) { return sock; }) != Found::kYes) {
     sock->Unref();

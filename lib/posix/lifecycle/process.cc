@@ -31,6 +31,7 @@
 #include "lib/posix/sharing/forks.h"
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/hidden.h"
+#include "lib/posix/socket/sock_route.h"
 #include "lib/posix/socket/stats.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
@@ -149,7 +150,7 @@ void BeforeExec(bool followed) {
            sock->claim().SharesLane();
   };
   const auto ask = [&](Sock* sock) {
-    if (sock->Engaged() && leaves(sock)) sock->across_exec().Ask();
+    if (Route(sock).Engaged() && leaves(sock)) sock->across_exec().Ask();
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
@@ -157,7 +158,7 @@ void BeforeExec(bool followed) {
         !sock->claim().SharesLane()) {
       if (sock->mode() == Mode::kEngine)
         sock->across_exec().Flush(deadline, false);
-    } else if (sock->Engaged() && !sock->across_exec().Pin(deadline)) {
+    } else if (Route(sock).Engaged() && !sock->across_exec().Pin(deadline)) {
       // A stream that only looks for its peer is pinned, too.  If the stream
       // were adopted meanwhile, the bytes that it reads would end with this
       // process.
@@ -200,7 +201,8 @@ void EnterSandbox() {
   Above::Get().BeforeSandbox();
   AskThenAwait(
       [](Sock* sock) {
-        if (sock->Engaged()) sock->way_back().Step(base::Reason::kSandboxed);
+        if (Route(sock).Engaged())
+          sock->way_back().Step(base::Reason::kSandboxed);
       },
       [](Sock* sock, std::uint64_t deadline) {
         sock->way_back().PinHere(base::Reason::kSandboxed, deadline);

@@ -20,6 +20,7 @@
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_route.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
@@ -185,7 +186,7 @@ void Turn() {
     rendezvous::Seeker& seeker = *sock;
     if (NeverAnyMore()) {
       seeker.SeekFailed(base::Reason::kRawCalls, true);
-    } else if (!sock->Engaged()) {
+    } else if (!Route(sock.get()).Engaged()) {
       continue;  // the stream has given up
     } else if (turned == Turned::kGaveUp) {
       seeker.SeekFailed(base::Reason::kNoMemory, false);
@@ -296,7 +297,7 @@ void BeforeUnseenOpen() {
   RevealAll();
   const std::uint64_t deadline = LeaveDeadline();
   ForEachSock([&](Sock* sock) {
-    if (sock->Engaged())
+    if (Route(sock).Engaged())
       sock->way_back().ToPlain(base::Reason::kRawCalls, deadline);
   });
   errno = saved;

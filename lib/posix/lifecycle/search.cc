@@ -25,6 +25,6 @@ constinit Gate gate;
 
 }  // namespace
 
-void AllowSearches() { SeekGate::Set(&gate); }
+[[gnu::cold]] void AllowSearches() { SeekGate::Set(&gate); }
 
 }  // namespace rcsock::posix

@@ -158,7 +158,8 @@ std::size_t Unread::Take(const iovec* iov, int count, std::size_t total,
   }
 }
 
-std::uint64_t SocketInode(int fd) {
+// The start of a process asks for what it has inherited.
+[[gnu::cold]] std::uint64_t SocketInode(int fd) {
   // The raw fstat gives the kernel's own answer, not that of an interposer such
   // as fakeroot.  And TSan takes a look by number for a use of what a close
   // ends.  A caller without a latch asks afterwards whether the number was

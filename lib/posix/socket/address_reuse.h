@@ -13,13 +13,13 @@ namespace rcsock::posix {
 // How long bind and connect wait for a stream that ends.
 constexpr std::uint64_t kMostToEndNs = 200'000'000;
 
-// `call`, which binds or connects, has returned `result`.  Makes it again while
-// `port` is refused, and a closed stream has the port that TCP would have freed
-// by now.  The kernel ends the later of two ends within its close(); a stream's
-// peer has to answer first.  The last call comes when no such stream is left,
-// since the call before may have failed for a stream that has ended since.
-// `port` is in network order; 0: none is asked for.  Returns the result of the
-// last call, with its errno.
+// `call` binds or connects, and has returned `result`.  Makes the call again
+// while `port` is refused, and a closed stream has the port that TCP would have
+// freed by now.  The kernel ends the later of two ends within its close(); a
+// stream's peer has to answer first.  The last call comes when no such stream
+// is left, since the call before may have failed for a stream that has ended
+// since.  `port` is in network order; 0: none is asked for.  Returns the result
+// of the last call, with its errno.
 template <class Call>
 int WithPortOfEnded(std::uint16_t port, int result, Call&& call) {
   if (result == 0 || port == 0) return result;

@@ -1,5 +1,5 @@
-// Streams on rdma lanes: how many there may be, which leaves for a hotter
-// stream, and what becomes of them when the process ends.
+// Streams on RDMA lanes: how many there may be, which stream leaves for a
+// hotter one, and what becomes of them when the process ends.
 
 #include "lib/posix/socket/budget.h"
 
@@ -21,6 +21,7 @@
 #include "lib/posix/socket/each_sock.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/stats.h"
+#include "lib/posix/thread/bell_shares.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
@@ -90,88 +91,94 @@ void RemoteForkUnlock(bool child) {
   remote_latch.UnlockAfterFork(child);
 }
 
-void Sock::ListRemote() {
-  if (remote_.listed) return;
-  const std::uint64_t now = base::NowNs();
-  const std::uint64_t bytes = stream_->tx_off() + stream_->rx_off();
-  remote_.activity.Begin(now, bytes);
-  remote_.heartbeat = {stream_->tx_off(), now};
-  remote_.leaving = false;
-  lane::rdma::Memory::SetHooks(&LookAtMemorySoon, &MemoryRefused);
+void RemoteLanes::Add(Sock* sock) {
+  RemoteLane& its = sock->remote();
   remote_latch.lock();
-  remote_.listed = true;
-  remote_.prev = nullptr;
-  remote_.next = remote_head;
-  if (remote_head != nullptr) remote_head->remote_.prev = this;
-  remote_head = this;
+  its.listed_ = true;
+  its.prev_ = nullptr;
+  its.next_ = remote_head;
+  if (remote_head != nullptr) remote_head->remote().prev_ = sock;
+  remote_head = sock;
   remote_latch.unlock();
   RdmaBudget::Add();
-  static_cast<lane::rdma::RdmaLane*>(lane_.get())->OnNextPost(&ProbeSoon);
 }
 
-void Sock::UnlistRemote() {
-  if (!remote_.listed) return;
+void RemoteLanes::Remove(Sock* sock) {
+  RemoteLane& its = sock->remote();
   remote_latch.lock();
-  remote_.listed = false;
-  (remote_.prev != nullptr ? remote_.prev->remote_.next : remote_head) =
-      remote_.next;
-  if (remote_.next != nullptr) remote_.next->remote_.prev = remote_.prev;
+  its.listed_ = false;
+  (its.prev_ != nullptr ? its.prev_->remote().next_ : remote_head) = its.next_;
+  if (its.next_ != nullptr) its.next_->remote().prev_ = its.prev_;
   remote_latch.unlock();
-  if (std::exchange(remote_.leaving, false)) RdmaBudget::EndLeaving();
-  remote_.activity.Forget();
   RdmaBudget::Remove();
 }
 
-void Sock::LeavesRemote() {
-  if (!remote_.listed || std::exchange(remote_.leaving, true)) return;
-  RdmaBudget::BeginLeaving();
-}
-
-std::shared_ptr<Sock> Sock::Hold(Sock* sock) {
-  int refs = sock->refs_.load(std::memory_order_relaxed);
-  while (refs > 0 && !sock->refs_.compare_exchange_weak(refs, refs + 1)) {
-  }
-  if (refs == 0) return nullptr;
-  return Shared(sock, [](Sock* held) { held->Unref(); });
-}
-
-// References to all streams of the list that are not on their way out.
-std::vector<Shared> Sock::Remotes() {
+std::vector<Shared> RemoteLanes::All() {
   std::vector<Shared> all;
   remote_latch.lock();
-  for (Sock* at = remote_head; at != nullptr; at = at->remote_.next) {
+  for (Sock* at = remote_head; at != nullptr; at = at->remote().next_) {
     if (Shared held = Hold(at)) all.push_back(std::move(held));
   }
   remote_latch.unlock();
   return all;
 }
 
+void RemoteLane::Seeks() {
+  sought_ns_ = base::NowNs();
+  sought_bytes_ = sock_->calls().bytes();
+  queue_ = QueueOfThread();
+}
+
+void RemoteLane::List() {
+  if (listed_) return;
+  const std::uint64_t now = base::NowNs();
+  const stream::Stream& stream = *sock_->engine();
+  activity_.Begin(now, stream.tx_off() + stream.rx_off());
+  heartbeat_ = {stream.tx_off(), now};
+  leaving_ = false;
+  lane::rdma::Memory::SetHooks(&LookAtMemorySoon, &MemoryRefused);
+  RemoteLanes::Add(sock_);
+  static_cast<lane::rdma::RdmaLane*>(sock_->lane())
+      ->OnNextPost(&RemoteLanes::ProbeSoon);
+}
+
+void RemoteLane::Unlist() {
+  if (!listed_) return;
+  RemoteLanes::Remove(sock_);
+  if (std::exchange(leaving_, false)) RdmaBudget::EndLeaving();
+  activity_.Forget();
+}
+
+void RemoteLane::Leaves() {
+  if (!listed_ || std::exchange(leaving_, true)) return;
+  RdmaBudget::BeginLeaving();
+}
+
 // A lane reports its next message.  From then on it is asked now and then
 // whether all has landed, until it has.  So a silent lane costs nothing.
-void Sock::ProbeSoon() { Arrange(&probing, kProbeMs, &ProbeRemotes); }
+void RemoteLanes::ProbeSoon() { Arrange(&probing, kProbeMs, &Probe); }
 
-void Sock::ProbeRemotes() {
+void RemoteLanes::Probe() {
   Critical critical;
-  // Cleared first, so that a lane may report during the look.
+  // The flag is cleared first, so that a lane may report during the look.
   probing.store(false, std::memory_order_release);
   bool again = false;
   const std::uint64_t now = base::NowNs();
-  for (const Shared& sock : Remotes()) {
+  for (const Shared& sock : All()) {
     Latched latched(sock.get());
-    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr && sock->lane_kind_ == lane::Kind::kRdma) {
+    stream::Stream* const stream = sock->engine();
+    lane::Lane* const lane = sock->lane();
+    if (stream != nullptr && lane != nullptr &&
+        lane->kind() == lane::Kind::kRdma) {
+      RemoteLane& its = sock->remote();
       // What comes from the peer needs this end's acknowledgements, so the way
       // to the peer is there.  Thousands of busy streams need not ask each.
-      const std::uint64_t rx = sock->stream_->rx_off();
-      if (sock->remote_.heartbeat.Due(now, sock->stream_->tx_off())) {
-        sock->stream_->Beat();
-      }
-      if (std::exchange(sock->remote_.probe_rx, rx) != rx ||
-          sock->stream_->Probe()) {
+      const std::uint64_t rx = stream->rx_off();
+      if (its.heartbeat_.Due(now, stream->tx_off())) stream->Beat();
+      if (std::exchange(its.probe_rx_, rx) != rx || stream->Probe()) {
         again = true;
       } else {
-        static_cast<lane::rdma::RdmaLane*>(sock->lane_.get())
-            ->OnNextPost(&ProbeSoon);
+        static_cast<lane::rdma::RdmaLane*>(lane)->OnNextPost(&ProbeSoon);
       }
       sock->HandleChanges();
     }
@@ -181,30 +188,32 @@ void Sock::ProbeRemotes() {
 
 // --- Room
 
-// For the connecting end, before it asks its conductor.  Its search has begun.
-bool Sock::RoomForRemote() {
-  if (role_ == stream::Role::kAcceptor) return true;
+// Requires that the search has begun.
+bool RemoteLane::HasRoom() {
+  if (sock_->peer().accepted()) return true;
   const std::uint64_t now = base::NowNs();
   const bool full = !RdmaBudget::Room();
   const bool contested = RdmaBudget::Contested(now);
   if (!full && !contested) return true;
-  const Pace mine = remote_.activity.Take(now, calls_.bytes(), calls_.count());
+  const PlainCalls& calls = sock_->calls();
+  const Pace mine = activity_.Take(now, calls.bytes(), calls.count());
   if (mine.span_ns == 0) return false;
   if (full) {
-    if (RdmaBudget::MayChallenge(mine)) Challenge(mine);
+    if (RdmaBudget::MayChallenge(mine)) RemoteLanes::Challenge(mine);
     return false;
   }
   return RdmaBudget::Admits(mine);
 }
 
 // Runs on the conductor, just before a lane is made.
-bool Sock::TakePlace(base::Reason* why) {
+bool RemoteLane::TakePlace(base::Reason* why) {
   const std::uint64_t now = base::NowNs();
+  const std::uint64_t bytes = sock_->calls().bytes();
   *why = Reason::kBudget;
-  if (role_ == stream::Role::kConnector) {
-    // It has waited in the queue for long, and has moved nothing meanwhile.
-    if (calls_.bytes() == remote_.sought_bytes &&
-        now - remote_.sought_ns > RdmaBudget::kSpanNs) {
+  if (!sock_->peer().accepted()) {
+    // The stream has waited in the queue for long, and has moved nothing
+    // meanwhile.
+    if (bytes == sought_bytes_ && now - sought_ns_ > RdmaBudget::kSpanNs) {
       *why = Reason::kTimeout;
       return false;
     }
@@ -215,38 +224,45 @@ bool Sock::TakePlace(base::Reason* why) {
       return false;
     }
     // The connecting end comes again as long as there is traffic.
-    const Pace mine = remote_.activity.Take(now, calls_.bytes(), 0);
-    if (mine.span_ns != 0) Challenge(mine);
+    const Pace mine = activity_.Take(now, bytes, 0);
+    if (mine.span_ns != 0) RemoteLanes::Challenge(mine);
     return false;
   }
   RdmaBudget::TakePlace();
   return true;
 }
 
-void Sock::LeavePlace() { RdmaBudget::LeavePlace(); }
-
-void Sock::Challenge(const Pace& mine) {
+void RemoteLanes::Challenge(const Pace& newcomer) {
   if (!RdmaBudget::MaySearch(base::NowNs())) return;
   if (Conductor* conductor = Conductor::IfRunning()) {
-    conductor->Post([mine] { EvictFor(mine); });
+    conductor->Post([newcomer] { EvictFor(newcomer); });
+  }
+}
+
+static void Evict(Sock* sock, Reason reason) {
+  Latched latched(sock);
+  if (stream::Stream* const stream = sock->engine()) {
+    stream->Demote(reason, false);
+    stream->Progress();
+    sock->HandleChanges();
   }
 }
 
 // Runs on the conductor.
-void Sock::EvictFor(const Pace& newcomer) {
+void RemoteLanes::EvictFor(const Pace& newcomer) {
   Critical critical;
   if (RdmaBudget::NoneMustGo()) return;
   const std::uint64_t now = base::NowNs();
   Sock* coldest = nullptr;
   Eviction eviction(newcomer, now);
-  const std::vector<Shared> all = Remotes();
+  const std::vector<Shared> all = All();
   for (const Shared& sock : all) {
     Latched latched(sock.get());
-    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr && !sock->remote_.leaving) {
-      Activity& its = sock->remote_.activity;
-      const Pace pace =
-          its.Take(now, sock->stream_->tx_off() + sock->stream_->rx_off(), 0);
+    const stream::Stream* const stream = sock->engine();
+    if (stream != nullptr && sock->lane() != nullptr &&
+        !sock->remote().leaving_) {
+      Activity& its = sock->remote().activity_;
+      const Pace pace = its.Take(now, stream->tx_off() + stream->rx_off(), 0);
       if (eviction.Coldest(pace, its.active_ns)) coldest = sock.get();
     }
   }
@@ -256,22 +272,14 @@ void Sock::EvictFor(const Pace& newcomer) {
              static_cast<unsigned long long>(newcomer.rate));
   RdmaBudget::Evicted(now, newcomer);
   stats.evicted_budget.fetch_add(1, std::memory_order_relaxed);
-  coldest->Evict(Reason::kBudget);
-}
-
-void Sock::Evict(Reason reason) {
-  Latched latched(this);
-  if (mode() == Mode::kEngine && stream_ != nullptr) {
-    stream_->Demote(reason, false);
-    stream_->Progress();
-    HandleChanges();
-  }
+  Evict(coldest, Reason::kBudget);
 }
 
 // Runs on the conductor, while there are lanes with large rings.
 void RemoteLanes::MemoryLook() {
   Critical critical;
-  // Cleared first, so that the next look sees what grows during this one.
+  // The flag is cleared first, so that the next look sees what grows during
+  // this one.
   memory_look.store(false, std::memory_order_release);
   const bool wanted = memory_short.exchange(false, std::memory_order_relaxed);
   const std::uint64_t now = base::NowNs();
@@ -280,13 +288,13 @@ void RemoteLanes::MemoryLook() {
   std::uint64_t coldest_rate = 0;
   std::uint64_t hottest_rate = 0;
   std::vector<Shared> idle;
-  for (const Shared& sock : Sock::Remotes()) {
+  for (const Shared& sock : All()) {
     Latched latched(sock.get());
-    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr && !sock->remote_.leaving) {
-      Activity& its = sock->remote_.activity;
-      const std::uint64_t bytes =
-          sock->stream_->tx_off() + sock->stream_->rx_off();
+    const stream::Stream* const stream = sock->engine();
+    if (stream != nullptr && sock->lane() != nullptr &&
+        !sock->remote().leaving_) {
+      Activity& its = sock->remote().activity_;
+      const std::uint64_t bytes = stream->tx_off() + stream->rx_off();
       const Pace pace = its.Take(now, bytes, 0);
       hottest_rate = std::max(hottest_rate, pace.rate);
       // Traffic that small rings would carry as well is no use of large rings.
@@ -294,7 +302,7 @@ void RemoteLanes::MemoryLook() {
         its.grown_bytes = bytes;
         its.grown_ns = now;
       }
-      if (static_cast<lane::rdma::RdmaLane*>(sock->lane_.get())->Pinned() >
+      if (static_cast<lane::rdma::RdmaLane*>(sock->lane())->Pinned() >
           RdmaBudget::IdlePinned()) {
         grown = true;
         if (now - its.grown_ns >= (wanted ? kIdleNs / 4 : kIdleNs)) {
@@ -310,14 +318,14 @@ void RemoteLanes::MemoryLook() {
   for (const Shared& sock : idle) {
     RCSOCK_LOG(2, "fd %d: idle: gives its rings back", sock->fd());
     stats.evicted_idle.fetch_add(1, std::memory_order_relaxed);
-    sock->Evict(Reason::kIdleRings);
+    Evict(sock.get(), Reason::kIdleRings);
   }
   if (wanted && idle.empty() && coldest != nullptr &&
       hottest_rate / RdmaBudget::kHotter >= coldest_rate) {
     RCSOCK_LOG(2, "fd %d: %llu bytes/s: gives its rings back", coldest->fd(),
                static_cast<unsigned long long>(coldest_rate));
     stats.evicted_memory.fetch_add(1, std::memory_order_relaxed);
-    coldest->Evict(Reason::kBudget);
+    Evict(coldest.get(), Reason::kBudget);
   }
   if (grown) LookAtMemorySoon();
 }
@@ -326,28 +334,30 @@ void RemoteLanes::MemoryLook() {
 // their rings than an idle lane keeps.
 void RemoteLanes::SharedLook() {
   Critical critical;
-  // Cleared first, so that the next look sees what grows during this one.
+  // The flag is cleared first, so that the next look sees what grows during
+  // this one.
   shared_look.store(false, std::memory_order_release);
   const std::uint64_t now = base::NowNs();
   std::vector<Shared> all;
   ForEachSock([&all](Sock* sock) {
     if (!sock->OnLane()) return;
-    if (Shared held = Sock::Hold(sock)) all.push_back(std::move(held));
+    if (Shared held = Hold(sock)) all.push_back(std::move(held));
   });
   bool grown = false;
   for (const Shared& sock : all) {
     bool idle = false;
     {
       Latched latched(sock.get());
-      if (sock->mode() != Mode::kEngine || sock->stream_ == nullptr ||
-          sock->lane_ == nullptr || !sock->lane_is_shm_ ||
-          static_cast<lane::shm::ShmLane*>(sock->lane_.get())->touched() <=
+      const stream::Stream* const stream = sock->engine();
+      lane::Lane* const lane = sock->lane();
+      if (stream == nullptr || lane == nullptr ||
+          lane->kind() != lane::Kind::kShm ||
+          static_cast<lane::shm::ShmLane*>(lane)->touched() <=
               lane::shm::Touched::kIdle) {
         continue;
       }
-      Activity& its = sock->remote_.activity;
-      const std::uint64_t bytes =
-          sock->stream_->tx_off() + sock->stream_->rx_off();
+      Activity& its = sock->remote().activity_;
+      const std::uint64_t bytes = stream->tx_off() + stream->rx_off();
       if (its.grown_ns == 0 || bytes != its.grown_bytes) {
         its.grown_bytes = bytes;
         its.grown_ns = now;
@@ -358,7 +368,7 @@ void RemoteLanes::SharedLook() {
     if (idle) {
       RCSOCK_LOG(2, "fd %d: idle: gives its rings back", sock->fd());
       stats.evicted_idle.fetch_add(1, std::memory_order_relaxed);
-      sock->Evict(Reason::kIdleRings);
+      Evict(sock.get(), Reason::kIdleRings);
     }
   }
   if (grown) LookAtSharedSoon();
@@ -366,14 +376,15 @@ void RemoteLanes::SharedLook() {
 
 // What a stream that leaves its lane still expects from the peer: its bytes,
 // and one for the answer; 0: nothing.
-std::uint64_t Sock::OnItsWay() {
-  Latched latched(this);
-  if (mode() != Mode::kEngine || stream_ == nullptr || finished_) return 0;
-  if (stream_->tx() == stream::Tx::kRaw) {
+static std::uint64_t OnItsWay(Sock* sock) {
+  Latched latched(sock);
+  const stream::Stream* const stream = sock->engine();
+  if (stream == nullptr || sock->ending().finished()) return 0;
+  if (stream->tx() == stream::Tx::kRaw) {
     // If the peer's RAW were left unread, the end would be a reset.
-    return stream_->rx() != stream::Rx::kRaw ? 1 : 0;
+    return stream->rx() != stream::Rx::kRaw ? 1 : 0;
   }
-  return stream_->Unacked() + (stream_->tx() == stream::Tx::kDown ? 1 : 0);
+  return stream->Unacked() + (stream->tx() == stream::Tx::kDown ? 1 : 0);
 }
 
 void RemoteLanes::LeaveAll(std::uint64_t deadline_ns) {
@@ -381,22 +392,23 @@ void RemoteLanes::LeaveAll(std::uint64_t deadline_ns) {
   if (!RdmaBudget::Any() || Conductor::IfRunning() == nullptr) {
     return;
   }
-  const std::vector<Shared> remotes = Sock::Remotes();
+  const std::vector<Shared> remotes = All();
   for (const Shared& sock : remotes) {
     Latched latched(sock.get());
-    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr && !sock->stream_->AwaitsLanding() &&
-        (sock->stream_->Unacked() > 0 ||
-         sock->stream_->tx() == stream::Tx::kLane)) {
-      // Also if the peer has acknowledged everything: this end's credit for
-      // what was read may die with the device.  LANE_DOWN says it over TCP.
-      sock->stream_->Demote(Reason::kPolicy, false);
-      sock->stream_->Progress();
+    stream::Stream* const stream = sock->engine();
+    if (stream != nullptr && sock->lane() != nullptr &&
+        !stream->AwaitsLanding() &&
+        (stream->Unacked() > 0 || stream->tx() == stream::Tx::kLane)) {
+      // The stream leaves also if the peer has acknowledged everything: this
+      // end's credit for what was read may die with the device.  LANE_DOWN
+      // tells the peer over TCP what was read.
+      stream->Demote(Reason::kPolicy, false);
+      stream->Progress();
       sock->HandleChanges();
     }
   }
   // All streams wait together, since one peer's answer says nothing of
-  // another's.  If nothing has come from any peer for a second, they are
+  // another's.  If nothing has come from any peer for a second, the peers are
   // stopped, or gone.
   constexpr std::uint64_t kSilentNs = 1'000'000'000;
   std::vector<Shared> waiting = remotes;
@@ -404,7 +416,7 @@ void RemoteLanes::LeaveAll(std::uint64_t deadline_ns) {
   for (std::uint64_t heard_ns = base::NowNs();;) {
     std::uint64_t now_left = 0;
     std::erase_if(waiting, [&](const Shared& sock) {
-      const std::uint64_t more = sock->OnItsWay();
+      const std::uint64_t more = OnItsWay(sock.get());
       now_left += more;
       return more == 0;
     });

@@ -12,9 +12,9 @@ namespace rcsock::posix {
 
 // Loops over all streams of the process.
 
-// kNow: those that it uses.  kHidden: also those that a child of fork has not
-// used yet (hidden.h); the caller has the latches of a fork, or is the child,
-// and waits for no thread.
+// kNow: the streams that the process uses.  kHidden: also the streams that a
+// child of a fork has not used yet (hidden.h).  The caller of kHidden has the
+// latches of a fork, or is the child, and waits for no thread.
 enum class Which : std::uint8_t { kNow, kHidden };
 template <class Each>
 void ForEachSock(Each&& each, Which which = Which::kNow) {
@@ -29,13 +29,13 @@ void ForEachSock(Each&& each, Which which = Which::kNow) {
                file != nullptr && file->IsSock()) {
       sock = static_cast<Sock*>(file);
     }
-    // fds: another thread is closing it.
+    // If fds is 0, another thread is closing the stream.
     if (sock != nullptr && sock->fd() == fd && sock->fds.load() > 0) each(sock);
   }
 }
 
 // Calls visit(number) for the stream's numbers until it returns true.  Returns
-// whether it did.
+// whether a visit returned true.
 template <class Visit>
 bool AnyNumber(const Sock* sock, Visit&& visit) {
   int left = sock->fds.load();

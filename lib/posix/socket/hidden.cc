@@ -41,7 +41,8 @@ namespace {
 constinit std::atomic<int> watched{-1};
 constinit std::atomic<int> ask{-1};
 constinit std::atomic<int> parents_ask{-1};
-// This is a child, between HiddenForkUnlock and CloseUnusedAsk.
+// This process is the child of a fork, between HiddenForkUnlock and
+// CloseUnusedAsk.
 constinit bool counted = false;
 // Hidden streams, and threads that wait for an owner.
 constinit std::atomic<int> hidden_streams{0};
@@ -109,7 +110,7 @@ bool AnySetKept() {
 
 }  // namespace
 
-// It may be another conductor than at the last fork.
+// The conductor may be another one than at the last fork.
 static bool Listen(Conductor* conductor) {
   const int number = watched.load();
   if (number < 0) return false;
@@ -214,7 +215,8 @@ File* Reveal(int fd) {
     }
     auto* const sock = static_cast<Sock*>(file);
     if (!sock->TryRef()) continue;
-    // False: a thread closes the number.  Soon it names nothing.
+    // If the entry is another, a thread closes the number, which soon names
+    // nothing.
     if (Entry(fd) == sock) sock->copy().Reveal();
     sock->Unref();
   }

@@ -11,31 +11,34 @@ namespace rcsock::posix {
 
 struct Holding;
 
-// Guards what hidden streams say of their share in the connection.  It comes
-// behind a stream's latches.
+// Guards what hidden streams say of their share in the connection.  A thread
+// takes it behind a stream's latches.
 extern base::Latch hidden_latch;
 
 // Streams on lanes that a child of fork has inherited, and not used.
 //
 // The parent keeps its lane.  In the child the stream is hidden, and so is each
 // epoll set that it is registered in.  Each look-up of such a number takes the
-// slow way, and reveals the file: the child asks the parent, the parent takes
-// the stream to TCP, and then both share it.  A child that closes the number,
-// ends, or executes a program without it, asks nothing.
+// slow way, and reveals the file.  The child asks the parent, the parent takes
+// the stream to TCP, and then both processes share the stream.  A child that
+// closes the number, ends, or executes a program without it, asks nothing.
 
-// In the parent, before a fork.  Returns whether streams may be hidden from the
-// child.
+// Called in the parent, before a fork.  Returns whether streams may be hidden
+// from the child.
 bool PrepareToHide();
-// Before an owner's engine takes a stream of which there are copies: its
-// conductor listens, which may be another one than at the fork.
+// Called before an owner's engine takes a stream of which there are copies.
+// The owner's conductor listens from then on.  It may be another one than at
+// the fork.
 void ListenForAsks();
-// In the child: whether the parent has counted this fork's copies.
+// Returns, in the child, whether the parent has counted this fork's copies.
 bool CountedByParent();
-// In the child: the descriptor that wakes the parent's conductor, or -1.
+// Returns, in the child, the descriptor that wakes the parent's conductor, or
+// -1.
 int ParentsAsk();
 void HiddenForkLock();
 void HiddenForkUnlock(bool child);
-// At the end of ForkChild: without a hidden stream nothing is to be asked.
+// Called in the child behind AfterFork::Begin of all streams.  A child without
+// a hidden stream asks nothing, and needs no descriptor for that.
 void CloseUnusedAsk();
 
 // Other threads may be looking at the kind: they take the slow way, and look
@@ -57,7 +60,7 @@ void CountHidden(int more);
 [[gnu::cold]] void RevealForExec(bool spawn);
 // Takes the second part of RevealForExec back: the exec has failed.
 [[gnu::cold]] void HideAfterExec();
-// At the end of the process.
+// Leaves the hidden streams, at the end of the process.
 [[gnu::cold]] void LeaveHiddenAtExit();
 
 // What came of a wait for the owner of a stream.

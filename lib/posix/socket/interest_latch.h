@@ -1,13 +1,14 @@
 #ifndef RCSOCK_LIB_POSIX_SOCKET_INTEREST_LATCH_H_
 #define RCSOCK_LIB_POSIX_SOCKET_INTEREST_LATCH_H_
 
-#include "lib/base/latch.h"
+#include "lib/base/process_latch.h"
 
 namespace rcsock::posix {
 
 // Guards Sock::interests, EpollSet::members_ and the side, kernel or user, that
 // has an interest.
-inline constinit base::Latch interest_latch{base::LatchRank::kInterest};
+inline constinit base::ProcessLatch interest_latch{
+    base::ProcessLatchOf::kInterest, base::LatchRank::kInterest};
 
 }  // namespace rcsock::posix
 

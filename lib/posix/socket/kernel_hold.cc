@@ -20,17 +20,20 @@ bool KernelHold::Reserve(std::size_t count) {
   return true;
 }
 
+// Adoption would take away what the thread waits for, so adoption comes after
+// LeaveCall.
 bool KernelHold::Enter(int fd, Sock* sock) {
   if (count_ == room_) return true;
-  std::uint32_t entered = 0;
-  switch (sock->EnterKernelWait(&entered)) {
-    case Sock::KernelWait::kNotNeeded:
-      break;
-    case Sock::KernelWait::kNotTheKernels:
+  if (sock->lane_state().MayAdopt()) {
+    const std::uint32_t entered = sock->calls().Enter();
+    // seq_cst: pairs with TakeFromKernelLatched, as InKernel::May does.
+    if (sock->mode(std::memory_order_seq_cst) == Mode::kEngine) {
+      sock->LeaveCall(entered);
       return false;
-    case Sock::KernelWait::kEntered:
-      list_[count_++] = {sock, entered};
-      break;
+    }
+    list_[count_++] = {sock, entered};
+  } else if (sock->mode() == Mode::kEngine) {
+    return false;
   }
   // Whatever the number names instead would not be held.
   return sock->IsAt(fd);
@@ -40,7 +43,7 @@ bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
   std::size_t socks = 0;
   for (nfds_t i = 0; i < count; ++i) {
     int fd;
-    // The kernel reports that.
+    // The kernel reports the bad address.
     if (!base::TryLoad(&fds[i].fd, &fd)) return true;
     File* file = Lookup(fd);
     if (file != nullptr && file->kind == FileKind::kSock) ++socks;
@@ -78,7 +81,7 @@ void KernelHold::Release() {
   const int saved = errno;
   while (count_ > 0) {
     --count_;
-    list_[count_].sock->LeaveKernelWait(list_[count_].entered);
+    list_[count_].sock->LeaveCall(list_[count_].entered);
   }
   errno = saved;
 }

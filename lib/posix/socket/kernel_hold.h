@@ -13,16 +13,17 @@ namespace rcsock::posix {
 class Sock;
 
 // A thread holds this while it waits in the kernel for streams that are on TCP.
-// They stay on TCP until it returns.
+// They stay on TCP until it returns.  The object belongs to that thread.
 class KernelHold {
  public:
   KernelHold() = default;
   ~KernelHold() { Release(); }
   KernelHold(const KernelHold&) = delete;
   KernelHold& operator=(const KernelHold&) = delete;
-  // Makes room for so many.  False: no memory.
+  // Makes room for `count` streams.  Returns false if there is no memory.
   bool Reserve(std::size_t count);
-  // False: the stream is not on TCP any more, or the number names another file.
+  // Returns false if the stream is not on TCP any more, or if the number names
+  // another file.
   bool Enter(int fd, Sock* sock);
   bool EnterAll(const pollfd* fds, nfds_t count);
   bool EnterAll(int count, const fd_set* in, const fd_set* out,

@@ -1,7 +1,9 @@
 #ifndef RCSOCK_LIB_POSIX_SOCKET_LANE_STATE_H_
 #define RCSOCK_LIB_POSIX_SOCKET_LANE_STATE_H_
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace rcsock::posix {
@@ -25,12 +27,14 @@ namespace rcsock::posix {
 //
 // Order: each step is sequentially consistent.  These pairs need that, too:
 // each side stores, and then looks at what the other stores:
-// - ~InKernel clears a mark and looks at Wanted; Adopt steps and then, behind a
-//   fence of all threads, TryAdopt looks at the marks (I-MARK-1).
-// - CloseLast stores closed_ and looks at Seeking; a search steps, and then
-//   Sock::Descriptor looks at closed_.
-// - StartSeek steps, and then asks for the verdict on the program's code;
-//   raw_code::BeforeUnseenOpen changes the verdict, and then asks Engaged.
+// - ~InKernel clears a mark, and looks at Wanted.  Adopt steps.  Then
+//   TakeFromKernelLatched looks at the marks, behind a fence of all threads
+//   (I-MARK-1).
+// - CloseLast marks the stream as closed and looks at Seeking; a search steps,
+//   and then TcpAnchor::Borrow looks at the mark.
+// - LaneSearch::Begin steps, and then asks for the verdict on the code of the
+//   program; raw_code::BeforeUnseenOpen changes the verdict, and then asks
+//   Engaged.
 class LaneState {
  public:
   // The bits are what calls ask for: each question is one load and one test.
@@ -45,8 +49,8 @@ class LaneState {
     kIdle = 1 << 1,
     // The conductor looks for the peer.
     kSeeking = 1 << 2,
-    // As kSeeking, and the lane is worth a wait: sends wait for the lane, and a
-    // thread that comes out of the kernel looks for the peer's answer.
+    // As kSeeking, and the lane is worth a wait.  Sends wait for the lane, and
+    // a thread that comes out of the kernel looks for the peer's answer.
     kHoping = kSeeking | 1 << 3,
     // Both ends have met.  The last thread that comes out of the kernel adopts
     // the stream.
@@ -170,13 +174,14 @@ class LaneState {
            : (word & kWantedBit) != 0 ? Call::kWanted
                                       : Call::kPlain;
   }
-  // kHoping or kAgreed: calls on TCP have more to do.
+  // Returns whether the state is kHoping or kAgreed: calls on TCP have more to
+  // do.
   bool Wanted(Order order = kStrong) const { return Has(kWantedBit, order); }
-  // kAgreed or kAdopted.
+  // Returns whether the state is kAgreed or kAdopted.
   bool Agreed(Order order = kStrong) const { return Has(kAgreedBit, order); }
-  // The engine has the stream (I-LANE-2).
+  // Returns whether the engine has the stream (I-LANE-2).
   bool InEngine(Order order = kStrong) const { return Has(kEngineBit, order); }
-  // kIdle, or a search.
+  // Returns whether a search may begin, or is under way.
   bool MayLeaveTcp(Order order = kStrong) const {
     return Has(kIdleBit | kSeekingBit, order);
   }
@@ -184,12 +189,12 @@ class LaneState {
     const unsigned word = word_.load(order);
     return (word & (kIdleBit | kSeekingBit)) != 0 && (word & kPinned) == 0;
   }
-  // The stream may be adopted, now or later: a wait in the kernel must be
-  // known.
+  // Returns whether the stream may be adopted, now or later: then a wait in the
+  // kernel must be known.
   bool MayAdopt(Order order = kStrong) const {
     return Has(kIdleBit | kSeekingBit | kEngineBit, order);
   }
-  // The stream waits for a lane that is worth the wait.
+  // Returns whether the stream waits for a lane that is worth the wait.
   bool AwaitsLane() const {
     const unsigned word = word_.load(kStrong);
     return (word & kSeekingBit) != 0 && (word & kPinned) == 0 &&
@@ -203,7 +208,7 @@ class LaneState {
   // search, and outlive it: a later search of a hopeful stream hopes, too.
   bool Hopeful() const { return hopeful_.load(kWeak); }
   void SetHopeful(bool hopeful) { hopeful_.store(hopeful, kWeak); }
-  // The stream looks for its peer as soon as it is connected.
+  // Returns whether the stream looks for its peer as soon as it is connected.
   bool AtOnce() const { return at_once_.load(kWeak); }
   void SetAtOnce() { at_once_.store(true, kWeak); }
   bool TakeAtOnce() { return at_once_.exchange(false, kWeak); }
@@ -248,13 +253,29 @@ constexpr bool LaneState::Legal(std::uint16_t word) {
          (static_cast<unsigned>(state) & kEngineBit) != 0;
 }
 
+// Where the edges lead, for each event and state.  A connection of one request
+// makes a dozen steps, so no step looks through all edges.
+inline constexpr auto kLaneTargets = [] {
+  constexpr std::size_t kStates = LaneState::kPinned;
+  std::array<std::array<std::uint8_t, kStates>, LaneState::kEvents> targets{};
+  for (auto& of_event : targets) {
+    for (std::size_t from = 0; from < kStates; ++from) {
+      of_event[from] = static_cast<std::uint8_t>(from);
+    }
+  }
+  for (const LaneState::Edge& edge : LaneState::kEdges) {
+    targets[static_cast<std::size_t>(edge.event)]
+           [static_cast<std::size_t>(edge.from)] =
+               static_cast<std::uint8_t>(edge.to);
+  }
+  return targets;
+}();
+
 constexpr std::uint16_t LaneState::Next(Event event, std::uint16_t word) {
   const State from = StateOf(word);
   const bool pinned = (word & kPinned) != 0;
-  State to = from;
-  for (const Edge& edge : kEdges) {
-    if (edge.event == event && edge.from == from) to = edge.to;
-  }
+  State to = static_cast<State>(kLaneTargets[static_cast<std::size_t>(event)]
+                                            [static_cast<std::size_t>(from)]);
   unsigned flags = word & (kPinned | kLeaving);
   switch (event) {
     case Event::kHope:

@@ -9,16 +9,16 @@
 
 namespace rcsock::posix {
 
-// Makes the close of `number` a reset, as for unread data.  The kernel does not
-// know of these bytes.
+// Makes the close of `number` a reset, as unread data does.  The kernel does
+// not know of the bytes that rcsock holds.
 inline void ResetOnClose(int number) {
   const linger now{1, 0};
   ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
 }
 
 // Returns SO_LINGER of `number`.  A filter of system calls may end the program
-// for a call of rcsock's.  Within one the stream has no lane, and its close is
-// its own.
+// for a call of rcsock's.  Under such a filter the stream has no lane, and the
+// kernel alone closes it.
 inline linger LingerOf(int number) {
   linger option{};
   if (ProcessPinned() == base::Reason::kSandboxed) return option;

@@ -43,12 +43,13 @@ void EvictSock(File* file, int fd, bool claimed) {
   Sock* const sock = AsSock(file);
   sock->Ref();  // see fd_table
   ClearEntry(fd);
-  // If two threads close it at once, for instance, the other thread does this.
+  // If two threads close the stream at once, for instance, the other thread has
+  // the claim and does this.
   if (!claimed && file->fds.fetch_sub(1) != 1) {
-    sock->LoseFd(fd);
+    sock->ending().LoseNumber(fd);
   } else if (!claimed) {
     // The connection is gone already.  Only rcsock's state for it is left.
-    sock->Vanished();
+    sock->ending().Vanished();
   }
   sock->Unref();
 }
@@ -67,13 +68,13 @@ void BeforeLastClose(File* file) {
 // other numbers are closed before.
 int CloseSock(File* file, bool last, int fd, const Successor& next) {
   Sock* const sock = AsSock(file);
-  if (last) return sock->CloseLast(fd, next);
+  if (last) return sock->ending().CloseLast(fd, next);
   sock->Ref();
   int result;
   if (sock->fds.fetch_sub(1) == 1) {
-    result = sock->CloseLast(fd, next);
+    result = sock->ending().CloseLast(fd, next);
   } else {
-    sock->LoseFd(fd);
+    sock->ending().LoseNumber(fd);
     result = CloseNumber(fd, next, true);
   }
   const int saved = errno;
@@ -104,6 +105,8 @@ constexpr FileOps kSockOps{
 
 void Bind(int fd, Sock* sock) { Bind(fd, sock, kSockOps); }
 
-void SetBeforeStandard(BeforeStandard call) { before_standard.store(call); }
+[[gnu::cold]] void SetBeforeStandard(BeforeStandard call) {
+  before_standard.store(call);
+}
 
 }  // namespace rcsock::posix

@@ -22,16 +22,17 @@ inline Sock* SockIn(std::uintptr_t entry, int fd) {
 }
 inline Sock* LookupSock(int fd) { return SockIn(WholeEntry(fd), fd); }
 
-// The stream that the number names for the process whose memory the child
-// borrows, or null.
+// Returns the stream that the number names for the process whose memory the
+// child borrows, or null.
 Sock* OwnersSock(int fd);
 
-// As the table's Bind, with what it asks of streams.
+// As the table's Bind, with what the table asks of streams.
 void Bind(int fd, Sock* sock);
 
-// Called before the stream gets the number 0, 1 or 2.  libc's stdin, stdout and
-// stderr use these by calls inside libc.  The room of the hooks gives its own
-// function at start.  Until then the stream stays on TCP for good.
+// Called before the stream gets the number 0, 1 or 2.  The stdin, stdout and
+// stderr of libc use these numbers by calls inside libc.  The room of the hooks
+// gives its own function at start.  Until then the stream stays on TCP for
+// good.
 using BeforeStandard = void (*)(Sock* sock);
 void SetBeforeStandard(BeforeStandard call);
 

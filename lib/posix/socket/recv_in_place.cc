@@ -9,6 +9,7 @@
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_place.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
 
@@ -20,18 +21,19 @@ using base::InPlace;
 using lane::rdma::QpLane;
 using lane::rdma::UserMemory;
 
-// Each target is registered for its call.  By calculation that pays from here
-// on (tests/lane/fake_time_test).
+// Each target is registered for its call.  By calculation that pays from this
+// length on (tests/lane/fake_time_test).
 constexpr std::size_t kLeastAuto = 4 * 1024 * 1024;
 
-// Whether `length` bytes at `at` are worth a target, and may be written to
-// while the call sleeps.
+// Returns whether `length` bytes at `at` are worth a target, and may be written
+// to while the call sleeps.
 bool Worth(const QpLane& lane, const void* at, std::size_t length) {
   const InPlace mode = base::GetConfig().in_place;
   if (mode == InPlace::kOff || length < RecvInPlace::kLeast) return false;
   // A handler that is not wrapped may jump out of the call.
   if (OwnFace() == Face::kLibrary && !tls_signals.registered) return false;
-  // Registered for the call alone, so that no later mapping can be meant.
+  // The memory is registered for the call alone, so the registration cannot
+  // mean a later mapping.
   const bool registered =
       tls_signals.registered && UserMemory::Find(at, length) != nullptr;
   if (!registered && (mode == InPlace::kAuto ||
@@ -49,7 +51,7 @@ RecvRegistered::~RecvRegistered() { tls_signals.registered = outer_; }
 
 void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
   sock_->rx_latch.AssertHeld();
-  QpLane* lane = sock_->placement().ReceivingLane();
+  QpLane* lane = Placement(sock_).ReceivingLane();
   if (lane_ != 0) {
     // The next piece of the call's memory.
     if (lane == nullptr || lane->serial() != lane_ || !lane->TargetIsOver()) {
@@ -75,7 +77,7 @@ void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
 
 bool RecvInPlace::StillGoesOn() {
   sock_->rx_latch.AssertHeld();
-  QpLane* lane = sock_->placement().LaneOfSerial(lane_);
+  QpLane* lane = Placement(sock_).LaneOfSerial(lane_);
   return lane != nullptr && lane->TargetGoesOn();
 }
 
@@ -93,7 +95,7 @@ void RecvInPlace::EndLatched() {
   sock_->rx_latch.AssertHeld();
   if (forks_ != verbs::forks.load(std::memory_order_relaxed)) {
     window_.Abandon();
-  } else if (QpLane* lane = sock_->placement().LaneOfSerial(lane_)) {
+  } else if (QpLane* lane = Placement(sock_).LaneOfSerial(lane_)) {
     lane->CloseTarget(&window_);
   } else {
     // The lane has gone, with its queue pair.

@@ -15,7 +15,7 @@ class Sock;
 // One receiving call into whose memory the peer's device may write while the
 // call waits.  It lives in the frame of the call, so that cancellation ends it,
 // too.  If a handler interrupts the wait, it may jump out of the call.  So the
-// wrapper of handlers ends this first (TakeBackMemory).
+// wrapper of handlers ends the loan first (TakeBackMemory).
 //
 // Only the thread of the call uses it.
 class RecvInPlace {
@@ -31,8 +31,8 @@ class RecvInPlace {
   RecvInPlace& operator=(const RecvInPlace&) = delete;
 
   // The call is about to wait for the next of `left` bytes, which belong to
-  // `first` and what follows it.  `all`: it returns when all are there.  The
-  // caller holds the rx latch.
+  // `first` and what follows it.  `all`: the call returns when all of them are
+  // there.  The caller holds the rx latch.
   void Begin(const iovec* first, std::size_t left, bool all) {
     if (left >= kLeast) [[unlikely]]
       Open(first, left, all);
@@ -40,7 +40,7 @@ class RecvInPlace {
   // The peer's send that has brought what was read goes on in this memory.  The
   // caller holds the rx latch.
   bool GoesOn() { return lane_ != 0 && StillGoesOn(); }
-  // Behind it nothing writes to the memory any more.  The caller holds no
+  // Ends the loan: nothing writes to the memory any more.  The caller holds no
   // latch.
   void End();
 

@@ -30,14 +30,14 @@ void Registrations::HideSets(Sock*) {}
 
 bool Registrations::InUser(const Sock* sock) {
   const Critical critical;
-  const base::LatchGuard hold(interest_latch);
+  const base::ProcessLatchGuard hold(interest_latch);
   return sock->interests_user;
 }
 
 Registrations& Registrations::Get() {
   return *installed.load(std::memory_order_acquire);
 }
-void Registrations::Set(Registrations* registrations) {
+[[gnu::cold]] void Registrations::Set(Registrations* registrations) {
   installed.store(registrations, std::memory_order_release);
 }
 

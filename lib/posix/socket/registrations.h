@@ -7,8 +7,9 @@
 namespace rcsock::posix {
 
 // What a stream tells its registrations in epoll sets, and asks of them.  The
-// room of the sets gives its own to Set before the first set is there, so that
-// streams need nothing of that room.  Until then no stream has a registration.
+// room of the sets gives its own object to Set before the first set is there.
+// So streams need nothing of that room.  Until then no stream has a
+// registration.
 //
 // Any thread may call these.  Each takes the interest latch.
 class Registrations {
@@ -55,7 +56,7 @@ class Registrations {
   // fork has the stream and its sets, and does not use them.  `forking`: the
   // caller has the latches of a fork.
   virtual bool MayHide(Sock* sock, bool forking);
-  // In that child: hides the sets.
+  // Called in that child: hides the stream's sets.
   virtual void HideSets(Sock* sock);
 
   // Returns whether the registrations of the stream are in user space.

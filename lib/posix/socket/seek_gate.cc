@@ -22,7 +22,7 @@ void SeekGate::Began(rendezvous::Conductor*) {}
 
 bool SeekGate::IsSet() { return &Get() != &shut; }
 SeekGate& SeekGate::Get() { return *installed.load(std::memory_order_acquire); }
-void SeekGate::Set(SeekGate* gate) {
+[[gnu::cold]] void SeekGate::Set(SeekGate* gate) {
   installed.store(gate, std::memory_order_release);
 }
 

@@ -32,7 +32,7 @@ class SeekGate {
   // Returns whether a stream that has looked for its peer may go on to a lane.
   // Takes no latch.
   virtual bool MayAdopt();
-  // Drops that reference: the stream has given the search up.
+  // Drops the reference of kLater: the stream has given the search up.
   virtual void Forget(const Sock* sock);
   // Called when a conductor has begun.
   virtual void Began(rendezvous::Conductor* conductor);

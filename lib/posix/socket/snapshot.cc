@@ -70,8 +70,8 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   }
 }
 
-// Writes through a buffer, and not through a mapping: a full memory would turn
-// that into SIGBUS.
+// Writes through a buffer, and not through a mapping: if memory were full, a
+// write to a mapping would raise SIGBUS.
 class Writer {
  public:
   explicit Writer(int fd) : fd_(fd) {}
@@ -115,7 +115,7 @@ int TakeSnapshot() {
   total.CopyFrom(stats);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    // A stream that this process has not used is its parent's to tell of.
+    // The parent reports a stream that this process has not used.
     if (const File* at = Entry(fd); at == nullptr || at->Hidden()) {
       continue;
     }

@@ -88,8 +88,9 @@ struct SnapshotStream {
   std::uint64_t tcp_rx_bytes;
   std::uint64_t lane_tx_bytes;
   std::uint64_t lane_rx_bytes;
-  // While the stream has a lane: the rings' sizes in bytes, the bytes in them
-  // that are not consumed yet, and how many messages the sender may still send.
+  // Set while the stream has a lane: the sizes of the rings, and the bytes in
+  // them that are not consumed yet.  The credit is how many messages the sender
+  // may still send.
   std::uint64_t tx_ring;
   std::uint64_t rx_ring;
   std::uint64_t tx_fill;

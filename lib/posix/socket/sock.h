@@ -12,24 +12,15 @@
 #include <vector>
 
 #include "lib/base/reason.h"
+#include "lib/posix/socket/call_wait.h"
 #include "lib/posix/socket/io_result.h"
-#include "lib/posix/socket/sock_answers.h"
 #include "lib/posix/socket/sock_layout.h"
 #include "lib/posix/socket/sock_number.h"
-#include "lib/posix/socket/sock_place.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
-namespace rcsock::lane::rdma {
-class QpLane;
-}
-
 namespace rcsock::posix {
-
-struct Holding;
-struct Interest;
-struct Successor;
 
 // A TCP connection of the application, or a socket that may become one: one for
 // each open description.
@@ -48,6 +39,22 @@ struct Successor;
 // Life: `fds` counts the descriptors.  `refs_` counts one reference for all
 // descriptors together, and one for each other user, such as the conductor.  At
 // zero the object goes back to the pool.  The pool never frees it.
+//
+// Parts: each has a header and private fields of its own, and an accessor of
+// SockLayout, which owns it by value:
+// - TCP: PlainCalls, TcpAnchor, AnchorWatch, KeptOptions, Ancillary,
+//   ZeroCopyUse.
+// - The way to a lane: LaneState, LaneSearch, PeerFacts, SendGate,
+//   ProgramControl.
+// - On a lane: LaneNotice, Sleepers, Starvation, RemoteLane, Tally.
+// - The way back: WayBack, Settling, ReadAhead.
+// - Several processes: Holders, ClaimKeeper, UnusedCopy, NotedShare,
+//   AcrossExec.
+// - The end: Ending, LeftCalls.
+//
+// Views have no fields, and a caller makes one where it needs it: Route, Looks,
+// Answers, Settings, Placement, AfterFork.  What a call on a lane touches is no
+// part, but lies in one cache line of SockLayout.
 class Sock final : public SockLayout {
  public:
   // Returns a stream from the pool, not connected, with one reference, which is
@@ -64,13 +71,13 @@ class Sock final : public SockLayout {
 
   // --- The application's calls: bytes or 0, or -1 with errno
   // In `flags` of Send: the call has sent a part before (LaterPart), so it has
-  // nothing to restart.  Any handler ends it where it would sleep.  The kernel
-  // has no such flag.
+  // nothing to restart.  Any handler ends such a call where the call would
+  // sleep.  The kernel has no such flag.
   static constexpr int kLater = 1 << 24;
   // Send and Recv carry out a call on the number `fd` of this stream, wherever
   // the stream is.  `total` is the length of `iov`.  `raw` makes that call on
-  // the kernel, and returns what the kernel returns.  Return the bytes, or -1
-  // with errno.  They may sleep, unless a flag or O_NONBLOCK forbids it.
+  // the kernel, and returns what the kernel returns.  Both return the bytes, or
+  // -1 with errno.  They may sleep, unless a flag or O_NONBLOCK forbids it.
   template <class Raw>
   ssize_t Send(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
@@ -83,33 +90,6 @@ class Sock final : public SockLayout {
   // the call, a mark stands for good, and a count for the life of the
   // connection.
   class InKernel;
-  // Returns what carries out a call whose flags do not matter.  kKernels: the
-  // kernel alone, see Kernels.  kPlain: the kernel, if InKernel::May agrees.
-  // kWanted: neither is certain, since the engine has the stream or a lane is
-  // awaited.
-  LaneState::Call WhoseCall() const {
-    return mode() == Mode::kPlain ? lane_state_.ForCall()
-                                  : LaneState::Call::kWanted;
-  }
-  // Returns whether a lane may take what is sent next, even if none has it now.
-  bool MayTakeLane() const {
-    return mode() == Mode::kEngine || lane_state_.MayTakeLane(LaneState::kWeak);
-  }
-  // Returns whether rcsock carries out the requests of io_uring on the stream.
-  // After kMostOnTcp calls on TCP without a lane, the kernel does.
-  bool MayBeCarried() const {
-    constexpr std::uint32_t kMostOnTcp = 4096;
-    return MayTakeLane() &&
-           (mode() == Mode::kEngine || calls_.count() < kMostOnTcp);
-  }
-  // Returns whether no lane will ever come, and nothing is left over from one.
-  // Then a call goes to the kernel, and Sent or Received gets its result.
-  bool Kernels() const {
-    return lane_state_.Never(LaneState::kWeak) && mode() == Mode::kPlain;
-  }
-  // Sent and Received count `n` bytes of such a call, and return `n`.
-  ssize_t Sent(ssize_t n);
-  ssize_t Received(ssize_t n);
   // Keeps an error for the next call.  The kernel has reported the error to a
   // call on `fd` that had moved bytes before, and reports it once.  Ends a
   // search.  Does nothing if the kernel would report the error again, or if
@@ -117,10 +97,6 @@ class Sock final : public SockLayout {
   [[gnu::cold]] void KeepError(int fd, int error);
   // The longest message that QuickSend and QuickRecv take.
   static constexpr std::size_t kQuickMost = lane::shm::kRecordMax;
-  // Returns whether data lies in the ring of a working lane, so that Readiness
-  // would return POLLIN and nothing else.  False means that the caller asks
-  // Readiness.  Requires a Critical.
-  bool HasInput();
   // QuickSend and QuickRecv carry out a call of one record on a lane in shared
   // memory, with no flag but MSG_DONTWAIT (sock_quick.h).  `still` returns
   // whether the caller's number is this stream's.  They return what the call
@@ -132,132 +108,27 @@ class Sock final : public SockLayout {
   // Carries out shutdown(2) on the number `fd`.  Returns 0, or -1 with errno.
   // Ends a search.  On TCP it pins the stream (HalfClosed).
   int Shutdown(int fd, int how);
-  // Ends the stream, whose last descriptor is `fd`.  On return `fd` is closed,
-  // or names what `next` says.  Returns what close or dup2 returns, with errno.
-  // Takes the descriptors' reference.  Requires that `fds` has become 0.  It
-  // waits for the peer only where SO_LINGER asks for that.
-  int CloseLast(int fd, const Successor& next);
-  // Takes the number `fd` from a stream that has other numbers.  If fd() was
-  // `fd`, the stream goes on by another number.  May pin a stream that has
-  // registrations by `fd`.  Requires that `fds` no longer counts the number.
-  void LoseFd(int fd) RC_EXCLUDES(interest_latch);
-  // Ends the stream after its last descriptor was closed past rcsock.  Takes
-  // the descriptors' reference.
-  void Vanished();
-  // In the result of Readiness, if `events` asks for it: there is something to
-  // read in the ring itself, and nothing before it in the stash.  A look at the
-  // ring alone finds it.
-  static constexpr std::uint32_t kInRing = 1u << 16;
-  // Returns whether the lane's next message is no data, so that it may be the
-  // peer's end.
-  bool EndNext() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // As EndNext, for a caller that holds the rx_latch.
-  bool EndNextLatched() const RC_REQUIRES(rx_latch);
-  // Returns whether the stream is on a lane that takes more.  If `number` is
-  // not -1, it must be this stream's.  If `lane` is not null, it must be this
-  // stream's lane.  Requires a Critical.
-  bool HasRoom(int number, const lane::Lane* lane);
-  // If EndNext, takes the peer's end, and makes the edge that follows from it.
-  void TakeEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Returns those of `events`, and of POLLERR and POLLHUP, that hold now.
-  // `number` must be this stream's, or -1 if the caller keeps the stream by a
-  // reference.  If the engine does not have the stream, or `number` is another
-  // stream's, sets *plain and returns 0.  `drained`: the caller has just
-  // drained source().  May take an end, and watch for room.
-  std::uint32_t Readiness(int number, std::uint32_t events, bool* plain,
-                          bool drained = false) {
-    const std::uint32_t ready = EngineReadiness(number, events, plain, drained);
-    if (Completions() && !*plain) [[unlikely]]
-      return ready | POLLERR;
-    return ready;
-  }
-  // Returns what Readiness would, for a stream on a lane.  Returns kNotLooked
-  // if only Readiness can tell.  Requires a Critical.
-  static constexpr int kNotLooked = -1;
-  int QuickLook(int number, int events, bool drained);
-  // Tells this thread's SpinAccount what the stream has sent.
-  void CountForPoll();
-  // Bounds what a lane takes, after the program has set SO_SNDBUF.
-  void BoundSends();
-
-  // --- Parts, each with a header of its own
-  LaneState& lane_state() { return lane_state_; }
-  PlainCalls& calls() { return calls_; }
-  Holders& holders() { return holders_; }
-  LaneNotice& notice() { return notice_; }
-  Tally& tally() { return tally_; }
-  WayBack& way_back() { return way_back_; }
-  ReadAhead& read_ahead() { return read_ahead_; }
-  Answers answers() { return Answers(this); }
-  ProgramControl& control() { return control_; }
-  TcpAnchor& anchor() { return anchor_; }
-  KeptOptions& options() { return options_; }
-  Ancillary& ancillary() { return ancillary_; }
-  ZeroCopyUse& zero_copy() { return zero_copy_; }
-  ClaimKeeper& claim() { return claim_; }
-  UnusedCopy& copy() { return copy_; }
-  NotedShare& noted() { return noted_; }
-  AcrossExec& across_exec() { return across_exec_; }
-  SendGate& send_gate() { return send_gate_; }
-  Placement placement() { return Placement(this); }
-
   // Returns what the stream is, and what its connection has moved.
   StreamFacts FactsLatched() const RC_REQUIRES(tx_latch, rx_latch);
 
-  // Drops the bytes that were read ahead.  Requires a pinned stream, whose
-  // connection the kernel has ended by connect() to no address.
-  void Disconnected() RC_EXCLUDES(interest_latch);
-  // --- Set by the hooks
-  // Learns the peer's address, and applies the rules for that peer.  `fd` is
-  // the stream's number.  Requires that the role is set.
-  void SetPeer(int fd, const sockaddr* address, socklen_t length);
-  void SetRole(stream::Role role) { role_ = role; }
-  bool HasLocalPeer() const {
-    return local_peer_.load(std::memory_order_relaxed);
-  }
-  // Notes that the socket listens, at the address of `fd`.
-  void SetListening(int fd);
-  // Begins a search, if the past of the stream's service promises that a lane
-  // is worth it.  Requires a stream that has just been connected, and whose
-  // number is known.
-  void SeekIfWorth() {
-    if (lane_state_.AtOnce()) [[unlikely]]
-      SeekAfterCall();
-  }
-  // Takes over what an accepted socket inherits from its listener.  Requires
-  // that no other thread knows this stream.
-  void Inherit(const Sock& listener);
-  // As Inherit, from a listener that this process was started with.  `number`
-  // is the accepted socket's.
-  void InheritFromUnknown(int number);
-  // Lets searches begin, unless something speaks against a lane.  The stream is
-  // connected, or what kept it on TCP is over.
-  void AllowLane();
-
-  // EnterKernelWait notes that a thread is about to wait in the kernel for a
-  // stream on TCP.  Adoption would take away what the thread waits for, so
-  // adoption comes after LeaveKernelWait.  Returns kEntered if the wait is
-  // noted: then the caller passes *entered to LeaveKernelWait.  Returns
-  // kNotNeeded if no adoption may come, and kNotTheKernels if the engine has
-  // the stream.
-  enum class KernelWait : std::uint8_t { kNotNeeded, kEntered, kNotTheKernels };
-  KernelWait EnterKernelWait(std::uint32_t* entered);
-  void LeaveKernelWait(std::uint32_t entered);
-
   // Returns where calls of the stream go.  Holds while the caller has a latch
   // (I-MODE-1).
-  Mode mode() const { return mode_.Read().load(std::memory_order_acquire); }
+  Mode mode(std::memory_order order = std::memory_order_acquire) const {
+    return mode_.Read().load(order);
+  }
+  // Sets kUnread, or kPlain again.  Only a call that receives tells the two
+  // apart (I-MODE-2).  For ReadAhead, which has the bytes.
+  void SetUnread(bool unread) RC_REQUIRES(rx_latch);
+  // Returns the engine's stream, or null if the engine does not have it.
+  // Requires either latch.
+  stream::Stream* engine() const {
+    return mode() == Mode::kEngine ? stream_.get() : nullptr;
+  }
   // Returns the number by which rcsock uses the anchor, or -1.
   int fd() const { return anchor_.number(); }
-
-  // --- Readiness (interests.cc, poll.cc)
-  // Ends the adoption, once the stream's registrations are in user space.
-  void Moved();
   // Returns the stream's lane, or null.  Without a latch the lane may go at any
   // moment.
   lane::Lane* lane() const { return lane_.get(); }
-  // Returns whether the application has closed the last descriptor.
-  bool Closed() const { return closed_.load(std::memory_order_seq_cst); }
   // Returns whether the number is this stream's.  The answer holds for as long
   // as the caller holds a latch of this stream, or a mark (fd_table).
   bool IsAt(int fd) const {
@@ -268,69 +139,44 @@ class Sock final : public SockLayout {
   // Returns whether both directions are on the lane, and the stream is not
   // leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
-  // Returns whether OnLane holds, and this end has not shut down.  Then a
-  // thread that waits for input may take the peer's end for input, and finds
-  // the end when it reads.  Otherwise the peer's end ends the connection, and
-  // EPOLLHUP comes with it.
-  bool TellsInputAlone() const {
-    return input_alone_.load(std::memory_order_acquire);
-  }
-  // Sleeps where a read of the stream would sleep, so that the peer wakes this
-  // thread directly.  Requires a caller that waits for input here alone.
-  // Returns true after input may have come, after a handler has run since the
-  // caller read tls_signals.any as `signals`, or after the deadline; 0: no
-  // deadline.  Returns false, without a sleep, if the stream is not on a lane
-  // in full.
-  bool SleepForInput(int number, std::uint64_t deadline_ns,
-                     std::uint32_t signals);
 
-  // --- Processes (process.cc)
-  // Returns whether an error comes behind the bytes of ReadAhead, or a
-  // completion of MSG_ZEROCOPY waits in the error queue.
-  bool HasError() RC_EXCLUDES(interest_latch);
-  // Takes over bytes of ReadAhead from `memory`, in the program that was
-  // executed.  The anchor has the inode number of their connection then.
-  // Returns false if `memory` has none.  Requires that no other thread knows
-  // the stream.
-  bool InheritUnread(int memory);
-  // --- For a program about to be executed that will follow it (handover.cc)
-  // Returns the stream of the Holding `number`, in the program that was
-  // executed.  `fd` is a descriptor of the connection.  Returns null if there
-  // is no such connection, or no memory.
-  static Sock* Inherited(int number, int fd);
-  // Makes the stream what it is in the child of a fork.  Requires that the
-  // child has no other thread.  A stream that the engine had is the parent's
-  // alone.
-  void ForkChild();
-  // In the child, after all ForkChild: closes the number by which the stream
-  // went on for sleeping calls.  These calls are the parent's.
-  void ForgetLeft();
-  // Returns whether the engine has the stream, or a search is under way.
-  bool Engaged() const {
-    return mode() == Mode::kEngine || lane_state_.Seeking();
-  }
+  // --- For its parts
+  // Acts on what the stream reports as changed.
+  void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
+  // Wakes the threads that wait for room if `tx`, or else for input.  Requires
+  // either latch.
+  void Wake(bool tx);
+  // Acts on what a poller has found for the stream: control messages, a dead
+  // lane.
+  void OnCompletion() RC_EXCLUDES(interest_latch);
+  // Ends a call that PlainCalls::Enter has counted.  The last one finishes an
+  // adoption that waits for it.
+  void LeaveCall(std::uint32_t entered);
+  // Ends the adoption, once the stream's registrations are in user space.
+  void Moved();
+  // Gives the stream to the kernel, if it has left its lane and the kernel may
+  // have it.  Returns whether it did.
+  bool BackToPlain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // Takes the lane from a stream that needs it no more.
+  std::unique_ptr<lane::Lane> TakeLane() RC_REQUIRES(tx_latch, rx_latch);
+  // The connection is over: no call goes to the engine any more.
+  void EndEngine(rendezvous::Conductor* conductor)
+      RC_REQUIRES(tx_latch, rx_latch);
 
  private:
+  // The pool, and the parts and views that use private members.
   friend struct SockPool;
-  friend class TcpAnchor;
-  friend class ClosedStreams;
-  friend class UnusedCopy;
-  friend class SendGate;
-  friend class AcrossExec;
-  friend class NotedShare;
-  friend class ZeroCopyUse;
+  friend class AfterFork;
+  friend class Looks;
   friend class Placement;
-  friend class RemoteLanes;
-  friend class WayBack;
-  friend class ProgramControl;
-  friend class Answers;
+  friend class SendGate;
 
   // --- rendezvous::Seeker, AnchorWatcher
   // lib/rendezvous/rendezvous.h says what these do.  The conductor calls them,
   // by its own interfaces, and holds no latch.
-  stream::Role role() const override { return role_; }
-  bool MayShm() const override { return terms_.shm; }
-  bool MayRdma() const override { return terms_.rdma; }
+  stream::Role role() const override { return peer_.role(); }
+  bool MayShm() const override { return peer_.terms().shm; }
+  bool MayRdma() const override { return peer_.terms().rdma; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
   int Descriptor() override;
   void DescriptorUsed() override;
@@ -341,29 +187,13 @@ class Sock final : public SockLayout {
                 const stream::Nonce& mine, const stream::Nonce& peers,
                 bool authenticated) override;
   int Bell() override;
-  bool TakePlace(base::Reason* why) override;
-  void LeavePlace() override;
+  bool TakePlace(base::Reason* why) override { return remote_.TakePlace(why); }
+  void LeavePlace() override { RdmaBudget::LeavePlace(); }
   void SeekFailed(base::Reason reason, bool final) override;
   void LinkLost(base::Reason reason) override;
   void OnAnchor(std::uint32_t events) override;
-  struct Wait {
-    std::uint64_t deadline_ns = 0;  // 0: none
-    std::uint32_t signals = 0;
-    bool timed = false;
-    // The call is a poll: any handler ends it, whatever the handler's flags
-    // are.
-    bool poll = false;
-    // The call has moved something, which is its result.  Any handler ends the
-    // call, since it has nothing to restart.
-    bool part = false;
-    // The part was moved by an earlier step: a handler counts from the call's
-    // begin.
-    bool later = false;
-    std::uint32_t any = 0;  // as `signals`, for all handlers
-    // The connection that the call waits for, and the process.
-    std::uint32_t life = 0;
-    long process = 0;
-  };
+
+  using Wait = CallWait;
   // Returns whether the object became another connection during a sleep.
   bool GoneSince(Wait& wait, int fd) const {
     if (wait.life == calls_.Life()) [[likely]]
@@ -377,9 +207,6 @@ class Sock final : public SockLayout {
     RC_DCHECK(mode != Mode::kEngine || this->mode() == Mode::kPlain);
     mode_.Write(tx_latch, rx_latch).store(mode, std::memory_order_seq_cst);
   }
-  // Sets kUnread, or kPlain again.  Only a call that receives tells the two
-  // apart (I-MODE-2).
-  void SetUnread(bool unread) RC_REQUIRES(rx_latch);
   // Checks I-LANE-1 and I-LANE-2.  Requires either latch.
   void CheckQuick() const {
     RC_DCHECK(lane_state_.InEngine() == (mode() == Mode::kEngine));
@@ -399,50 +226,15 @@ class Sock final : public SockLayout {
   void ResetEngine() RC_REQUIRES(tx_latch, rx_latch);
   void ResetLife() RC_REQUIRES(tx_latch, rx_latch);
   void ResetSharing() RC_REQUIRES(tx_latch, rx_latch);
-  void ApplyRules(int fd, const sockaddr* address);
-  void TryAgainLater();
-  void LookAfterAsMuch();
-  void Foresee();
-  // Puts the next search at the thresholds above these counts.
-  void NextLook(std::uint32_t ops, std::uint64_t bytes);
-  std::shared_ptr<Sock> Share();
 
   // --- Calls of a stream on TCP (sock_plain.h)
-  // Ends a call that PlainCalls::Enter has counted.  The last one finishes an
-  // adoption that waits for it.
-  void LeaveCall(std::uint32_t entered);
   // Counts `n` bytes of a call.  `entered`: what Enter has returned, or null.
   void Count(PlainCalls::Way way, ssize_t n, const std::uint32_t* entered);
-  // Counts for the statistics alone.  The object may already be another
-  // connection.
-  void CountOnly(PlainCalls::Way way, ssize_t n);
 
   // --- Looking for a lane, and adoption (sock_seek.cc, sock_control.cc)
-  [[gnu::noinline]] void SeekAfterCall();
-  void StartSeek();
-  // The parts of StartSeek.  AloneToSeek returns whether no other process holds
-  // the connection; if one does, a later call asks again.  MayAsk returns
-  // whether the search that has begun goes on; if not, it has given it up.
-  bool AloneToSeek();
-  bool MayAsk();
-  static void Introduce(rendezvous::Conductor* conductor);
-  // Ends a search, without a lane.
-  void EndSearchLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Returns whether the peer has another host's address.
-  bool SeeksRemote() const;
-  // Returns whether the peer may be found in the meeting directory: it may be
-  // of another network namespace of this host.
-  bool MayMeetFar() const;
-  // Returns whether the stream's lane would be an RDMA lane, and no other.
-  bool SeeksRdma() const;
-  void CancelSeek() RC_EXCLUDES(interest_latch);
-  // Takes the peer's answer in the conductor's place, while it is awaited.
-  [[gnu::noinline]] void LookForAnswer() RC_EXCLUDES(tx_latch, rx_latch);
   bool AwaitsAnswer() const {
-    return lane_state_.Seeking(LaneState::kWeak) &&
-           local_peer_.load(std::memory_order_relaxed);
+    return lane_state_.Seeking(LaneState::kWeak) && peer_.local();
   }
-  bool NobodyInside() const;
   // What came of an adoption.  kNotYet: a later call tries again.  kNever: the
   // search is to be given up.
   enum class Adoption : std::uint8_t { kDone, kNotYet, kNever };
@@ -463,23 +255,8 @@ class Sock final : public SockLayout {
   // Returns whether bytes of the connection went past rcsock.  A program with
   // librcsock may also make plain calls.
   bool UsedPastUs() RC_REQUIRES(tx_latch, rx_latch);
-  // Takes over the options that plain calls may have set.
-  void LearnOptions(int number);
 
-  // --- A send waits for the lane that is about to come (sock_hold.cc)
-  // Returns how many bytes of the application TCP has got.
-  std::uint64_t GivenToTcp();
-  // Waits until SendGate::AwaitsLane changes, or as SleepOn.
-  int AwaitLane(Wait& wait, std::uint64_t until_ns);
-  // Sends at most `most` bytes from `skip` on, as much as TCP has room for.
-  // `bytes` of an error is -errno.
-  IoResult SendNow(int fd, const iovec* iov, int count, std::size_t skip,
-                   std::size_t most);
-  // Wakes threads in AwaitLane: what SendGate::AwaitsLane says has
-  // changed.
-  void WakeHeld();
-
-  // --- Bytes by way of the stream (sock_io.cc)
+  // --- Bytes by way of the engine (sock_io.cc)
   // Returns the stream that the number names, or null.
   static Sock* LookupHere(int fd);
   IoResult EngineSend(int fd, const iovec* iov, int count, std::size_t total,
@@ -521,20 +298,10 @@ class Sock final : public SockLayout {
   // -1 if none came.
   ssize_t RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
                    int flags);
-  // Returns the error that a stream in kUnread has kept for a call, and clears
-  // it.  Returns 0 if there is none.
-  [[gnu::cold]] int TakeKept();
-  int TakeKeptLatched() RC_REQUIRES(rx_latch);
   // Takes bytes for MSG_TRUNC without a lane, and forgets them.
   ssize_t Drop(std::size_t limit, bool peek) RC_REQUIRES(tx_latch, rx_latch);
-  // Returns whether TCP's end is not yet the stream's.
-  bool HoldsEnd() const;
-  // Returns whether what the engine reads from TCP is the application's.
-  bool ReadsRaw() const RC_REQUIRES(rx_latch) {
-    return stream_->rx() == stream::Rx::kRaw;
-  }
 
-  // --- Sleeping on it (sock_wait.cc)
+  // --- Sleeps on the stream (sock_wait.cc)
   // The waits require the latch of the direction, and hold it on return;
   // SleepOn releases it for the sleep.  Return 0 to look again, -EINTR, -EAGAIN
   // after the time, or kJoinsLeft.  kJoinsLeft: the number was closed under the
@@ -553,45 +320,8 @@ class Sock final : public SockLayout {
                                 std::uint32_t seq, lane::Lane* lane);
   // Returns false if the call is not to sleep after all.
   bool MayBlock(const Wait& wait);
-  void OnStarved() RC_EXCLUDES(tx_latch, rx_latch);
-  void WatchStarved() RC_REQUIRES(tx_latch);
-  // A stream has left its lane because its receiver did not read.  These
-  // offsets say what the sender has moved since.
-  struct Starved {
-    std::uint64_t left_at;  // offset when the stream left
-    std::uint64_t seen_at;  // offset at the last look
-    int looks = 0;
-  };
-  void JudgeSoon(Starved starved);
-  void JudgeStarved(Starved starved);
-  // At the receiving end: whether the peer leaves because no thread reads here.
-  bool RingIsFull() const;
-
-  // --- What it is ready for (sock_state.cc, sock_zero_copy.cc)
-  std::uint32_t EngineReadiness(int number, std::uint32_t events, bool* plain,
-                                bool drained);
-  // The parts of EngineReadiness.  RingReadinessLatched tells what the ring
-  // alone tells.  It sets *fast if the lane works, and the next message is no
-  // end, and *end if that may be an end.
-  std::uint32_t RingReadinessLatched(std::uint32_t events, bool drained,
-                                     bool* fast, bool* end)
-      RC_REQUIRES(rx_latch);
-  std::uint32_t WholeReadinessLatched(std::uint32_t events)
-      RC_REQUIRES(tx_latch, rx_latch);
-  // As TakeEnd.  If TCP has closed the anchor, takes that end, too, and returns
-  // true.
-  bool TakeTcpEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Returns what FIONREAD says of a stream that the engine has, or in kUnread.
-  std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Returns whether the end, or urgent data, follows what TCP has.
-  bool TcpEndsNext() RC_REQUIRES(rx_latch);
 
   // --- What has changed (sock_events.cc)
-  // Acts on what a poller has found for the stream: control messages, a dead
-  // lane.
-  void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
-  // Acts on what the stream reports as changed.
-  void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
   // The parts of HandleChanges.
   void OnPromoted() RC_REQUIRES(tx_latch, rx_latch);
   void OnLeftLane() RC_REQUIRES(tx_latch, rx_latch);
@@ -599,89 +329,19 @@ class Sock final : public SockLayout {
   // `was_there`: the stream was on its lane, and not only on the way there.
   void CountLeave(bool was_there) RC_REQUIRES(tx_latch, rx_latch);
   void UpdateWatch() RC_REQUIRES(tx_latch, rx_latch);
-  void WakeRx();
-  void WakeTx();
   void OnTimer() RC_EXCLUDES(tx_latch, rx_latch);
 
-  // --- Back to TCP (sock_leave.cc, sock_options.cc)
-  bool IsHalfClosed() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // Pins a stream that is half closed.
-  void HalfClosed() RC_REQUIRES(tx_latch, rx_latch);
-  // Settle runs on the conductor's thread.  It gives the lane back, then the
-  // anchor to the kernel, or ends the stream.  PostSettle has it called.
-  void PostSettle();
-  void Settle() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  // The parts of Settle.  GiveLaneBack returns false if threads sleep on two
-  // lanes; then Settle is called again.  TakeLaneLatched returns null if the
-  // lane is parked, since threads sleep on it.
-  bool GiveLaneBack(rendezvous::Conductor* conductor)
-      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  std::unique_ptr<lane::Lane> TakeLaneLatched(bool slept_on)
-      RC_REQUIRES(tx_latch, rx_latch);
-  // Gives back a lane that the stream left while threads slept on the lane.
-  // Returns false if threads still sleep there; it has woken them.
-  bool Unpark() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  void UnparkLater(std::uint32_t ms);
-  bool BackToPlain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // --- Back to TCP (sock_leave.cc)
   // The parts of BackToPlain.  LeavesEngineLatched returns whether the kernel
   // may have the stream.  It sets *spilled if bytes that were read ahead lie in
   // read_ahead_ now.
   bool LeavesEngineLatched(bool* spilled) RC_REQUIRES(tx_latch, rx_latch);
   void LeaveEngineLatched(bool spilled) RC_REQUIRES(tx_latch, rx_latch);
-  void LookAfterLeaving() RC_REQUIRES(tx_latch, rx_latch);
-  void BoundSendsLatched() RC_REQUIRES(tx_latch);
+  // Puts bytes that were read ahead into read_ahead_ (sock_unread.cc).  Returns
+  // false if others hold the stream, or there is no memory.
+  bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
 
-  // --- Its end (sock_close.cc)
-  void Finish(bool reset) RC_EXCLUDES(tx_latch, rx_latch);
-  // The part of Finish before the reference goes.  Returns whether it is the
-  // first Finish.
-  bool FinishOnce(bool reset) RC_EXCLUDES(tx_latch, rx_latch);
-  // The parts of CloseLast.  EndCalls takes away what may still use the number.
-  // EndsNothingLatched returns whether another process holds the connection,
-  // and this end owes nothing: then this close ends nothing.
-  struct Closing;
-  void EndCalls(int number, bool sought, rendezvous::Conductor* conductor)
-      RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  bool EndsNothingLatched() const RC_REQUIRES(tx_latch, rx_latch);
-  void CloseSharedLatched(Closing& closing) RC_REQUIRES(tx_latch, rx_latch);
-  void CloseKeptLatched(Closing& closing) RC_REQUIRES(tx_latch, rx_latch);
-  void BoundCloseLatched(rendezvous::Conductor* conductor)
-      RC_REQUIRES(tx_latch, rx_latch);
-  // Returns whether the closed stream has this local port, and is ending.
-  bool EndsOn(std::uint16_t port);
-  ClosedStreams::Place& closed_place() { return closed_place_; }
-  void OnLinger();
-  void NeverLeavesTcp(base::Reason reason);
-  int LeaveKeptLatched() RC_REQUIRES(tx_latch, rx_latch);
-
-  // --- Closed under calls that sleep on it (sock_left.cc)
-  class LeftCall;
-  // Leaves the stream to the calls that sleep on it, in place of its end.
-  // Returns false if no call sleeps on it.
-  bool LeaveToCalls(int fd, const Successor& next, int* result);
-  // Ends such a stream, if its last call has returned.
-  void EndLeft() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
-  void EndLeftLater(std::uint32_t ms);
-  bool LastLeftLatched(int* number) RC_REQUIRES(tx_latch, rx_latch);
-  int SleepersLatched() const;
-  // Called when a call that has slept, or has let others have the latch, has
-  // the latch again.  Returns whether the stream was left to this call; then
-  // the call says kJoinsLeft.  `result`: what the call would say otherwise.
-  bool JoinsLeft(const Wait& wait, int result) {
-    if (left_fd_ < 0) [[likely]]
-      return false;
-    return JoinsLeftToo(wait, result);
-  }
-  [[gnu::cold, gnu::noinline]] bool JoinsLeftToo(const Wait& wait, int result);
-  // Note that such a call goes to sleep, and that it has woken.  SleepsLeft
-  // returns whether this thread is in such a call.
-  [[gnu::cold, gnu::noinline]] bool SleepsLeft();
-  [[gnu::cold, gnu::noinline]] void WakesLeft();
-  // Returns when the time of such a call is over, or 0 if that is not known.
-  [[gnu::cold, gnu::noinline]] std::uint64_t LeftDeadline() const;
-  // Lets other threads have the latch of the direction, which the caller holds.
-  // Returns true for kJoinsLeft.
-  [[gnu::cold, gnu::noinline]] bool GiveWay(const Wait& wait, bool tx);
+  // --- Calls under whose sleep the number was closed (sock_left.cc)
   [[gnu::cold]] IoResult RecvLeft(const iovec* iov, int count,
                                   std::size_t total, int flags,
                                   std::size_t* done);
@@ -689,7 +349,7 @@ class Sock final : public SockLayout {
                                   std::size_t total, int flags,
                                   std::size_t* done);
 
-  // --- Its other holders (sock_share.cc)
+  // --- Bytes that were read ahead and are shared (sock_unread.cc)
   IoResult UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                       int flags, std::size_t* done);
   // The parts of UnreadRecv.
@@ -697,59 +357,10 @@ class Sock final : public SockLayout {
   void TakeUnread(UnreadCall& call) RC_REQUIRES(rx_latch);
   void CountUnread(const UnreadCall& call, ssize_t n);
   IoResult RecvBehindUnread(const UnreadCall& call);
-  // The parts of ForkChild.
-  void ForgetCalls() RC_REQUIRES(tx_latch, rx_latch);
-  void LoseToParent() RC_REQUIRES(tx_latch, rx_latch);
-  void ForgetMoved() RC_REQUIRES(tx_latch, rx_latch);
-  bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
-  // Enters kUnread: read_ahead_ of this stream on TCP has just been made.  The
-  // stream is not adopted before these bytes are read, see BackToPlain.
-  void BecomeUnread() RC_REQUIRES(rx_latch);
-  void PutDeadSocket(const char* why);
-  // In the child of fork, whose parent keeps the engine: the kernel has the
-  // stream here.
-  void ForgetEngine() RC_REQUIRES(tx_latch, rx_latch);
-  // What the parts of copies ask for (sock_hidden.cc).  ForgetParentsEngine: in
-  // the child, the engine is the parent's.  LoseConnection puts a dead socket
-  // in the place of the connection.
-  void ForgetParentsEngine();
-  void LoseConnection(const char* why);
-  bool TakeOverLatched(const Holding& all) RC_REQUIRES(tx_latch, rx_latch);
-  void EndUnreadLatched() RC_REQUIRES(rx_latch);
-  // Tells whether a completion of MSG_ZEROCOPY waits to be read.
-  void SetCompletions(bool some) RC_REQUIRES(rx_latch);
+  // Returns whether a completion of MSG_ZEROCOPY waits to be read.
   bool Completions() const {
     return completions_.load(std::memory_order_relaxed);
   }
-  // The rest of the application's close: waits until the connection is over, or
-  // for `seconds`, and closes the number.  Requires that no latch is held.
-  void Linger(int number, int seconds);
-  // Closes a number of the connection, in a thread that others wait for.
-  void CloseWithoutWaiting(int number) const;
-  void TakeSettings(int number);
-  // This process begins with the connection there.  It has no latch only where
-  // no other thread knows the stream.
-  void BeginAt(std::uint64_t tx, std::uint64_t rx) {
-    calls_.SetMoved(tx, rx);
-    tally_.BeginAt(tx, rx);
-  }
-
-  // --- Lanes of rdma (budget.cc, sock_place.cc)
-  void ListRemote() RC_REQUIRES(tx_latch, rx_latch);
-  void UnlistRemote() RC_REQUIRES(tx_latch, rx_latch);
-  void LeavesRemote() RC_REQUIRES(tx_latch, rx_latch);
-  static std::vector<std::shared_ptr<Sock>> Remotes();
-  // Returns a reference, or null if the last reference has gone.
-  static std::shared_ptr<Sock> Hold(Sock* sock);
-  bool RoomForRemote();
-  void Challenge(const Pace& mine);
-  static void EvictFor(const Pace& newcomer);
-  void Evict(base::Reason reason);
-  static void ProbeRemotes();
-  static void ProbeSoon();
-  std::uint64_t OnItsWay();
-  // Requires either latch.  The analysis cannot say "either".
-  lane::Lane* PlacingLane(std::uint32_t epoch);
 };
 
 // Holds both latches of a stream, and holds back the signals of this thread.
@@ -772,6 +383,24 @@ class RC_SCOPED_CAPABILITY Latched {
   Critical critical_;
   Sock* const sock_;
 };
+
+// Tell the analysis that the caller holds both latches of the stream, or that
+// no other thread knows the stream.
+inline void AssertLatched(const Sock* sock)
+    RC_ASSERT_HELD(sock->tx_latch, sock->rx_latch) {
+  sock->tx_latch.AssertHeld();
+  sock->rx_latch.AssertHeld();
+}
+inline void AssertUnshared(const Sock* sock)
+    RC_ASSERT_HELD(sock->tx_latch, sock->rx_latch) {
+  sock->tx_latch.AssertUnshared();
+  sock->rx_latch.AssertUnshared();
+}
+
+// Share returns a reference, for a caller that has one.  Hold returns one for a
+// caller that has none, or null if the last reference has gone.
+std::shared_ptr<Sock> Share(Sock* sock);
+std::shared_ptr<Sock> Hold(Sock* sock);
 
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
 void RaiseSigpipe();

@@ -1,8 +1,8 @@
 // The calls that the engine makes on the kernel's connection.
 //
-// A stream that is closed may have no number any more, a moment before its end
-// is said.  A call that finds it so below returns, and asks what its number
-// names.
+// A closed stream may have no number any more, a moment before its end is
+// reported.  A call that finds no number here returns, and asks what its own
+// number names.
 
 #include "lib/posix/socket/sock_anchor.h"
 
@@ -74,11 +74,11 @@ bool AtMarkOf(int number) {
   return ::syscall(SYS_ioctl, number, SIOCATMARK, &at) == 0 && at != 0;
 }
 
-// seq_cst: the count rises before `closed` is looked at.  CloseLast sets it
-// before it looks at the count.
-int TcpAnchor::Borrow(const std::atomic<bool>& closed) {
+// seq_cst: the count rises before the close is looked at.  CloseLast marks the
+// close before it looks at the count.
+int TcpAnchor::Borrow() {
   borrowers_.fetch_add(1, std::memory_order_seq_cst);
-  const int its = closed.load(std::memory_order_seq_cst) ? -1 : number();
+  const int its = sock_->ending().closed() ? -1 : number();
   if (its < 0) GiveBack();
   return its;
 }
@@ -94,12 +94,29 @@ void TcpAnchor::AwaitBorrowers() const {
   }
 }
 
+// TCP's end is not the stream's end while this end does not have the lane that
+// both ends have agreed on.  The peer may have had the lane, put its last bytes
+// there, and died.  The peer's word that it has the lane is in a queue of the
+// conductor's by then, so the wait is short.  The kernel will report its end
+// again.  A reset is not held: the kernel, too, loses what it has not delivered
+// by then, see killed_with_unread_in_the_switch in tests/posix/kills.  Nor is
+// an end held that comes before this end has said that it has adopted the
+// stream, which may take longer.  Then the peer does not have the lane.
+bool TcpAnchor::HoldsEnd() const {
+  return sock_->lane() == nullptr && sock_->lane_state().Agreed() &&
+         !sock_->moves.load();
+}
+
 ssize_t TcpAnchor::Send(const iovec* iov, int count) {
   if (number() < 0) return -EAGAIN;
   const msghdr message = MessageOf(iov, count);
   const long n =
       ::syscall(SYS_sendmsg, number(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   return n >= 0 ? n : -errno;
+}
+
+bool TcpAnchor::ReadsRaw() const {
+  return sock_->engine()->rx() == stream::Rx::kRaw;
 }
 
 ssize_t TcpAnchor::Recv(void* to, std::size_t length) {
@@ -109,8 +126,8 @@ ssize_t TcpAnchor::Recv(void* to, std::size_t length) {
                      ? RecvStamped(to, length)
                      : ::syscall(SYS_recvfrom, number(), to, length,
                                  MSG_DONTWAIT, nullptr, nullptr);
-  if (n == 0 && sock_->HoldsEnd()) return -EAGAIN;
-  if (n > 0 && sock_->ReadsRaw()) read_ += static_cast<std::uint64_t>(n);
+  if (n == 0 && HoldsEnd()) return -EAGAIN;
+  if (n > 0 && ReadsRaw()) read_ += static_cast<std::uint64_t>(n);
   return n >= 0 ? n : -errno;
 }
 
@@ -120,7 +137,7 @@ ssize_t TcpAnchor::RecvV(const iovec* iov, int count, bool peek) {
   msghdr message = MessageOf(iov, count);
   const long n = ::syscall(SYS_recvmsg, number(), &message,
                            MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
-  if (n == 0 && sock_->HoldsEnd()) return -EAGAIN;
+  if (n == 0 && HoldsEnd()) return -EAGAIN;
   if (n > 0 && !peek) read_ += static_cast<std::uint64_t>(n);
   return n >= 0 ? n : -errno;
 }
@@ -134,7 +151,7 @@ long TcpAnchor::RecvStamped(void* to, std::size_t length) {
   message.msg_controllen = sizeof control;
   const long n = ::syscall(SYS_recvmsg, number(), &message, MSG_DONTWAIT);
   std::uint64_t ns;
-  if (n > 0 && sock_->ReadsRaw() && StampOf(&message, &ns)) SetCame(ns);
+  if (n > 0 && ReadsRaw() && StampOf(&message, &ns)) SetCame(ns);
   return n;
 }
 

@@ -33,12 +33,12 @@ class TcpAnchor final : public stream::Anchor {
   int TakeNumber() { return number_.exchange(-1); }
 
   // Lends the number to a call of the conductor.  Returns -1 and lends nothing
-  // if there is none, or if `closed` is set.  The caller calls GiveBack after
-  // each call that has returned a number.
-  int Borrow(const std::atomic<bool>& closed);
+  // if there is none, or if the stream is closed.  The caller calls GiveBack
+  // after each call that has returned a number.
+  int Borrow();
   void GiveBack() { borrowers_.fetch_sub(1, std::memory_order_release); }
   // Waits, 100 ms at most, until no number is lent.  Requires that no latch is
-  // held, and that no other call borrows: `closed` is set.
+  // held, and that no other call borrows: the stream is closed.
   void AwaitBorrowers() const;
 
   // Returns the socket's inode number, or 0 if it is not known yet.
@@ -46,7 +46,8 @@ class TcpAnchor final : public stream::Anchor {
   void SetInode(std::uint64_t inode) {
     inode_.store(inode, std::memory_order_relaxed);
   }
-  // When the bytes that were read ahead came, by CLOCK_REALTIME; 0: not known.
+  // Returns when the bytes that were read ahead came, by CLOCK_REALTIME; 0: not
+  // known.
   std::uint64_t came_ns() const {
     return came_ns_.load(std::memory_order_relaxed);
   }
@@ -72,6 +73,8 @@ class TcpAnchor final : public stream::Anchor {
   bool Broken() const;
   // Returns whether TCP takes no more at this moment.
   bool IsFull() const;
+  // Returns whether TCP's end is not yet the stream's.  Requires either latch.
+  bool HoldsEnd() const;
 
   // Forgets all, for another connection.  Requires that no other thread knows
   // the stream.
@@ -81,6 +84,8 @@ class TcpAnchor final : public stream::Anchor {
   void OnForkChild();
 
  private:
+  // Returns whether what the engine reads from TCP is the application's.
+  bool ReadsRaw() const;
   // As recvfrom, for a stream whose recvmsg tells when the bytes came.
   [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
 

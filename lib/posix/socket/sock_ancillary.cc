@@ -22,6 +22,8 @@
 
 #include "lib/base/poll_now.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_answers.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/control_message.h"
 
@@ -59,8 +61,7 @@ void PutTime(Sock* sock, ControlMessages* beside) {
 bool PeerMayHaveEnded(Sock* sock) {
   const int anchors = AskTcpState(sock->fd());
   if (anchors < 0) return true;
-  const int state =
-      sock->answers().TcpState(static_cast<std::uint8_t>(anchors));
+  const int state = Answers(sock).TcpState(static_cast<std::uint8_t>(anchors));
   return state != kTcpEstablished && state != kTcpFinWait1 &&
          state != kTcpFinWait2;
 }
@@ -68,14 +69,14 @@ bool PeerMayHaveEnded(Sock* sock) {
 // Returns what TCP_INQ says.
 int LeftOf(Sock* sock) {
   int left = 0;
-  if (!sock->answers().Readable(&left)) {
-    // The call has ended in the kernel, or the stream is there by now.
+  if (!Answers(sock).Readable(&left)) {
+    // The call has ended in the kernel, or the kernel has the stream by now.
     ::syscall(SYS_ioctl, sock->fd(), FIONREAD, &left);
   }
   if (left != 0) return left;
   // An end that has come counts for one more byte, as in the kernel.
   bool plain = false;
-  std::uint32_t ready = sock->Readiness(-1, POLLIN | POLLRDHUP, &plain);
+  std::uint32_t ready = Looks(sock).Readiness(-1, POLLIN | POLLRDHUP, &plain);
   if (plain) {
     pollfd one{sock->fd(), POLLIN | POLLRDHUP, 0};
     base::PollNow(&one);

@@ -13,15 +13,15 @@ class Sock;
 
 // Which control messages recvmsg tells beside the bytes of a stream.
 //
-// A part of its Sock.  Any thread may call it, without a latch.  A child of
-// fork has the same.
+// A part of its Sock.  Any thread may call it, without a latch.  A child of a
+// fork reports the same messages.
 class Ancillary {
  public:
   enum Kind : std::uint8_t {
     kLeft = 1,  // TCP_INQ: how much is left
     kTime = 2,  // SO_TIMESTAMP: when the bytes came; a lane cannot say
   };
-  // Turns one of them on or off.
+  // Turns one kind on or off.
   void Set(Kind kind, bool on) {
     if (on) {
       kinds_.fetch_or(kind, std::memory_order_relaxed);
@@ -30,7 +30,7 @@ class Ancillary {
                        std::memory_order_relaxed);
     }
   }
-  // Return whether it, or any, is on.
+  // Tells returns whether the kind is on, TellsAny whether any kind is.
   bool Tells(Kind kind) const {
     return (kinds_.load(std::memory_order_relaxed) & kind) != 0;
   }

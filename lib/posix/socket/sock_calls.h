@@ -6,10 +6,10 @@
 
 namespace rcsock::posix {
 
-// What calls on TCP leave in their stream: which connection the object is, how
-// many calls are in the kernel without a mark, how many there have been, and
-// how far they have brought the connection.  While the engine has the stream,
-// the Stream knows how far it is.
+// What calls on TCP leave in their stream: which connection the object is, and
+// how many calls are in the kernel without a mark.  Also how many calls there
+// have been, and how far they have brought the connection.  While the engine
+// has the stream, the Stream knows how far it is.
 //
 // A part of its Sock, on the cache line that each such call touches.  Any
 // thread may call it, with or without a latch.
@@ -23,17 +23,18 @@ class PlainCalls {
     return gate_.load(std::memory_order_relaxed) & kLife;
   }
   // Counts a call that is about to enter the kernel without a mark
-  // (thread/call_marks.h): a wait, or a call whose thread has no place for a
-  // mark.  Returns what Leave and OfThisLife take.
+  // (thread/call_marks.h).  Such a call is a wait, or its thread has no place
+  // for a mark.  Returns what Leave and OfThisLife take.
   std::uint32_t Enter() {
     return gate_.fetch_add(1, std::memory_order_seq_cst);
   }
-  // Takes that back.  Returns whether it was the last such call.  If a handler
+  // Takes Enter back.  Returns whether it was the last such call.  If a handler
   // jumps out of the call, its count stays until the life of the connection
   // ends.  A call that comes out after that finds another life, and takes
   // nothing back.
   bool Leave(std::uint32_t entered) {
-    // seq_cst: pairs with TryAdopt, which sets the mode and then looks here.
+    // seq_cst: pairs with TakeFromKernelLatched, which sets the mode and then
+    // looks here.
     std::uint32_t before = gate_.load(std::memory_order_relaxed);
     do {
       if (((before ^ entered) & kLife) != 0) [[unlikely]]
@@ -81,8 +82,8 @@ class PlainCalls {
     moved_[kRx].store(rx, std::memory_order_relaxed);
   }
 
-  // Forgets all, for another connection.  It has another life: a call that is
-  // still counted takes nothing back from it.
+  // Forgets all, for another connection.  That connection has another life: a
+  // call that is still counted takes nothing back from it.
   void Reset() {
     NextLife();
     count_.store(0, std::memory_order_relaxed);

@@ -20,13 +20,14 @@ namespace rcsock::posix {
 
 using base::Reason;
 
-// What libc or the kernel could use past a look-up, and what the child's first
-// use would have to find in the parent, keeps today's way.
+// A stream goes to TCP before the fork if libc or the kernel could use it past
+// a look-up.  So does a stream of which the child's first use would have to
+// find something in the parent.
 bool ClaimKeeper::MayHide(bool forking) {
-  // The link is that of a lane in shared memory.
+  // Only a lane in shared memory has a link.
   if (sock_->mode() != Mode::kEngine || !sock_->OnLane() ||
       sock_->notice().link() == nullptr || sock_->lane_state().Leaving() ||
-      sock_->lane_state().Pinned() || sock_->Closed() ||
+      sock_->lane_state().Pinned() || sock_->ending().closed() ||
       sock_->noted().Travels() || sock_->holders().given_away() ||
       sock_->zero_copy().on() ||
       sock_->copy().state() != UnusedCopy::State::kNo) {
@@ -42,10 +43,10 @@ bool ClaimKeeper::MayHide(bool forking) {
          Registrations::Get().MayHide(sock_, forking);
 }
 
-// The lane may be on its way out in another thread.  The word is kept first,
-// and then the mode is looked at.  BackToPlain sets the mode, and gives the
-// word after.  So one of the two sees the other.  A stream that is on TCP by
-// now has no unused copies.
+// Another thread may be taking the stream off its lane.  This thread keeps the
+// word first, and then looks at the mode.  BackToPlain sets the mode, and gives
+// the word after.  So one of the two sees the other.  A stream that is on TCP
+// by now has no unused copies.
 bool ClaimKeeper::HideFromChild(Holding* all, bool hides) {
   hides_ = false;
   if (const auto its = sock_->copy().state(); its != UnusedCopy::State::kNo) {
@@ -86,7 +87,7 @@ void ClaimKeeper::Keep() {
   Holding* all = sock_->holders().Find();
   if (all == nullptr) return;
   if (all->OfSeveral()) {
-    // A program that was executed meanwhile may have taken this away.
+    // A program that was executed meanwhile may have cleared the owner.
     all->owner.store(static_cast<std::uint32_t>(OwnPid()));
     ListenForAsks();
   }
@@ -131,7 +132,8 @@ void ClaimKeeper::LeaveIfAsked() {
   Give();
 }
 
-// This end of the stream would be the connection's, and children have it, too.
+// The end of the stream here would end the connection, which children have,
+// too.
 bool ClaimKeeper::LeaveToCopies(std::uint64_t deadline_ns) {
   return !SharesLane() ||
          sock_->way_back().ToPlain(Reason::kPinnedFork, deadline_ns);

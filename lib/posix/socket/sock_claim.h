@@ -16,7 +16,8 @@ struct Holding;
 // has the stream, and gives the word back behind the mode.  It may leave
 // children of fork copies of the stream that are not counted as holders.
 //
-// A part of its Sock.
+// A part of its Sock.  Any thread may call it, and holds no latch of the
+// stream, unless a method says otherwise.
 class ClaimKeeper {
  public:
   explicit ClaimKeeper(Sock* sock) : sock_(sock) {}
@@ -34,7 +35,7 @@ class ClaimKeeper {
   // Returns whether this process has made such copies.
   bool made_copies() const { return made_copies_.load(); }
   // Returns whether the engine has the stream, and other processes have the
-  // connection.
+  // connection.  The caller may hold any latch.
   bool SharesLane() const;
 
   // The engine is about to take the stream; the kernel has it.  Requires both
@@ -43,7 +44,8 @@ class ClaimKeeper {
   // The kernel has the stream.  Does nothing if the engine has it, or if this
   // process has not kept the word.
   void Give();
-  // Says that the stream does not come back: its copies are dead.
+  // Tells the copies that the stream does not come back: they are dead.  The
+  // caller may hold any latch.
   void Lose();
   // Takes one step of ToPlain if a child waits for the stream.
   void LeaveIfAsked();
@@ -60,8 +62,8 @@ class ClaimKeeper {
  private:
   Sock* const sock_;
   bool hides_ = false;  // the child of the fork under way gets an unused copy
-  // A process number cannot say so: two processes of two PID namespaces may
-  // have the same one.
+  // A process number cannot tell which process made copies: two processes of
+  // two PID namespaces may have the same one.
   std::atomic<bool> made_copies_{false};
   // This process has kept the word, and has not given or lost it.
   std::atomic<bool> kept_{false};
@@ -70,8 +72,9 @@ class ClaimKeeper {
 // The copy of a stream on a lane that a child of fork has, and has not used yet
 // (hidden.h).
 //
-// A part of its Sock.  Its state changes with hidden_latch held, or where no
-// other thread knows the stream.
+// A part of its Sock.  Any thread may call it; the caller of Reveal or Return
+// holds no latch of the stream.  Its state changes with hidden_latch held, or
+// where no other thread knows the stream.
 class UnusedCopy {
  public:
   explicit UnusedCopy(Sock* sock) : sock_(sock) {}
@@ -98,7 +101,7 @@ class UnusedCopy {
   // Counts the copy again, since it is used after all.  If the owner has ended
   // the connection meanwhile, the numbers name a dead socket.
   void Return();
-  // Takes this process from the holders, counted as it is.
+  // Takes this process from the holders, whichever way it is counted.
   void LeaveHolding(Holding* all);
 
   // Forgets all, for another connection.

@@ -1,5 +1,3 @@
-// How a stream ends: closed, lost, or left to the end of the process.
-
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -31,6 +29,7 @@
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_closed.h"
+#include "lib/posix/socket/sock_end.h"
 #include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
@@ -53,38 +52,54 @@ void SetLinger(int number, bool on, int seconds) {
             sizeof option);
 }
 
+// The close does what SO_LINGER asks for once no latch is held.  Until then a
+// copy of the number keeps the connection.  Returns the copy.  Returns -1
+// without room for a copy, and no thread waits then.
+int CopyToLinger(int number, bool ends) {
+  const int copy = base::CopyHighForParent(number);
+  if (copy < 0 && ends) SetLinger(number, false, 0);
+  return copy;
+}
+
 }  // namespace
 
 // Returns the number to close; the conductor finds the rest of the stream
 // without a number.  The reset of a closed stream is due, and waits for
 // nothing.  The caller makes the reset before close() returns, so that the
 // addresses are as free as TCP leaves them.
-int Sock::LeaveKeptLatched() {
-  ClosedStreams::Remove(this);
-  const int number = anchor_.TakeNumber();
-  watch_.End(Conductor::IfRunning(), number);
+int Ending::LeaveKept() {
+  AssertLatched(sock_);
+  ClosedStreams::Remove(sock_);
+  const int number = sock_->anchor().TakeNumber();
+  sock_->watch().End(Conductor::IfRunning(), number);
   return number;
 }
 
-bool Sock::EndsOn(std::uint16_t port) {
-  Latched latched(this);
-  if (fd() < 0 || stream_ == nullptr || (!finished_ && !stream_->PeerEnded())) {
+bool Ending::EndsOn(std::uint16_t port) {
+  Latched latched(sock_);
+  const int number = sock_->fd();
+  const stream::Stream* const stream = sock_->engine();
+  if (number < 0 || stream == nullptr ||
+      (!finished() && !stream->PeerEnded())) {
     return false;
   }
   sockaddr_storage own{};
   socklen_t length = sizeof own;
   // The port is at one place in both families.
-  return ::syscall(SYS_getsockname, fd(), &own, &length) == 0 &&
+  return ::syscall(SYS_getsockname, number, &own, &length) == 0 &&
          reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
 }
 
 // One close of a stream's last number.
-struct Sock::Closing {
+struct Ending::Closing {
   // Closes the number.  `held`: the connection goes on by another.
-  void End(Sock* sock, bool held) {
-    sock->noted_.Leave(number);
+  void Close(bool held) {
     result = CloseNumber(number, next, held);
     error = errno;
+  }
+  void End(Sock* sock, bool held) {
+    sock->noted().Leave(number);
+    Close(held);
   }
 
   const int number;
@@ -96,163 +111,173 @@ struct Sock::Closing {
   int over = -1;  // a number whose close is to be a reset
 };
 
-int Sock::CloseLast(int number, const Successor& next) {
+int Ending::CloseLast(int number, const Successor& next) {
   Critical critical;
   const base::NoCancel no_cancel;
-  if (int left; LeaveToCalls(number, next, &left)) return left;
-  if (!claim_.LeaveToCopies()) claim_.Lose();
+  if (int left; sock_->left().LeaveTo(number, next, &left)) return left;
+  if (!sock_->claim().LeaveToCopies()) sock_->claim().Lose();
   closed_.store(true, std::memory_order_seq_cst);
-  lane_state_.Step(LaneState::Event::kHalt);
-  const bool sought = lane_state_.Seeking();
-  Closing closing{number, next, Conductor::IfRunning(), LingerOf(number)};
-  // What SO_LINGER asks for is done once no latch is held: until then this
-  // number is not the last.  Without room for another number no thread waits.
+  sock_->lane_state().Step(LaneState::Event::kHalt);
+  const bool sought = sock_->lane_state().Seeking();
+  Conductor* const conductor = Conductor::IfRunning();
+  const bool background = conductor != nullptr && conductor->OnThread();
+  // For a stream on TCP the kernel's close does what SO_LINGER asks for.  No
+  // latch is held then, so its option matters to nobody here.
+  const bool kernels = !EndCalls(number, sought, conductor) &&
+                       sock_->mode() == Mode::kPlain && !background;
+  Closing closing{number, next, conductor,
+                  kernels ? linger{} : LingerOf(number)};
   // The conductor's thread, which closes what was closed while in use, does not
-  // wait either.
-  int lingering = -1;
-  const bool waits =
-      Waits(closing.asked) && holders_.EndHere() &&
-      (closing.conductor == nullptr || !closing.conductor->OnThread());
-  if (Waits(closing.asked)) {
-    lingering = base::CopyHighForParent(number);
-    if (lingering < 0 && holders_.EndHere()) SetLinger(number, false, 0);
-  }
-  EndCalls(number, sought, closing.conductor);
+  // wait.
+  const bool ends = sock_->holders().EndHere();
+  const bool waits = Waits(closing.asked) && ends && !background;
+  const int lingering = Waits(closing.asked) ? CopyToLinger(number, ends) : -1;
+  bool late = false;
   {
-    Latched latched(this);
+    Latched latched(sock_);
     // A thread that gave the search up meanwhile had not yet seen that the
     // stream is closed.
-    lane_state_.Step(LaneState::Event::kHalt);
-    WakeHeld();
-    if (mode() == Mode::kEngine && stream_ != nullptr &&
-        closing.conductor != nullptr) {
-      EndsNothingLatched() ? CloseSharedLatched(closing)
-                           : CloseKeptLatched(closing);
+    sock_->lane_state().Step(LaneState::Event::kHalt);
+    sock_->send_gate().Wake();
+    if (sock_->engine() != nullptr && closing.conductor != nullptr) {
+      EndsNothing() ? CloseShared(closing) : CloseKept(closing);
     } else {
-      if (mode() == Mode::kUnread && read_ahead_.Held().size() > 0 &&
-          holders_.EndHere()) {
+      if (sock_->mode() == Mode::kUnread &&
+          sock_->read_ahead().Held().size() > 0 && sock_->holders().EndHere()) {
         ResetOnClose(number);
       }
-      closing.End(this, false);
-      anchor_.SetNumber(-1);
+      sock_->noted().Leave(number);
+      late = kernels;
+      if (!late) closing.Close(false);
+      sock_->anchor().SetNumber(-1);
     }
   }
+  if (late) closing.Close(false);
   if (closing.over >= 0) {
     ResetOnClose(closing.over);
     base::CloseRaw(closing.over);
     KeepSpares();
   }
-  tally_.Account();
+  sock_->tally().Account();
   if (lingering >= 0 && waits) Linger(lingering, closing.asked.l_linger);
-  // The number may be the last one all the same: others may have let go
+  // The number may be the last one all the same: other holders may have let go
   // meanwhile.
   if (lingering >= 0 && !waits) base::CloseElsewhere(lingering);
-  Unref();
+  sock_->Unref();
   errno = closing.error;
   return closing.result;
 }
 
-// TryAdopt has been before, or finds the stream closed.  The registrations of a
+// TryAdopt has run before, or finds the stream closed.  The registrations of a
 // stream that has just been adopted are still the kernel's.  The conductor may
 // keep the open file, and the kernel's sets would then report a closed stream.
-// They would also while the conductor makes a call for a stream that seeks.
-void Sock::EndCalls(int number, bool sought, Conductor* conductor) {
-  tx_latch.lock();
-  const bool adopted = mode() == Mode::kEngine;
-  tx_latch.unlock();
-  Registrations::Get().Drop(this, -1, adopted || sought ? number : -1);
-  if (lane_state_.Step(LaneState::Event::kStop) && conductor != nullptr) {
-    conductor->Cancel(this);
+// The sets would do so, too, while the conductor makes a call for a stream that
+// seeks.
+bool Ending::EndCalls(int number, bool sought, Conductor* conductor) {
+  sock_->tx_latch.lock();
+  const bool adopted = sock_->mode() == Mode::kEngine;
+  sock_->tx_latch.unlock();
+  Registrations::Get().Drop(sock_, -1, adopted || sought ? number : -1);
+  if (sock_->lane_state().Step(LaneState::Event::kStop) &&
+      conductor != nullptr) {
+    conductor->Cancel(sock_);
   }
-  anchor_.AwaitBorrowers();
+  sock_->anchor().AwaitBorrowers();
+  return adopted;
 }
 
-bool Sock::EndsNothingLatched() const {
-  return !holders_.EndHere() && lane_ == nullptr &&
-         stream_->tx() == stream::Tx::kRaw &&
-         stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite();
+bool Ending::EndsNothing() const {
+  const stream::Stream& stream = *sock_->engine();
+  return !sock_->holders().EndHere() && sock_->lane() == nullptr &&
+         stream.tx() == stream::Tx::kRaw && stream.rx() == stream::Rx::kRaw &&
+         !stream.WantsAnchorWrite();
 }
 
 // Neither a reset nor a shutdown may follow from what was read ahead here.
-void Sock::CloseSharedLatched(Closing& closing) {
-  watch_.End(closing.conductor, fd());
-  closing.End(this, true);
-  anchor_.SetNumber(-1);
-  Ref();  // until Finish
-  finished_ = true;
-  PostSettle();
+void Ending::CloseShared(Closing& closing) {
+  AssertLatched(sock_);
+  sock_->watch().End(closing.conductor, sock_->fd());
+  closing.End(sock_, true);
+  sock_->anchor().SetNumber(-1);
+  sock_->Ref();  // until Finish
+  SetFinished();
+  sock_->settling().Post();
 }
 
 // The kernel's close would end the stream before the peer has everything.  So
 // the conductor keeps the connection under another number until then.  Unread
 // bytes count also where the kernel still has them: a FIN would come before the
 // reset that the kernel's close makes of them.
-void Sock::CloseKeptLatched(Closing& closing) {
+void Ending::CloseKept(Closing& closing) {
+  AssertLatched(sock_);
+  stream::Stream& stream = *sock_->engine();
   int unread = 0;
-  if (stream_->rx() == stream::Rx::kRaw && holders_.EndHere() &&
-      (stream_->AtKernel() || stream_->Ahead() != 0)) {
+  if (stream.rx() == stream::Rx::kRaw && sock_->holders().EndHere() &&
+      (stream.AtKernel() || stream.Ahead() != 0)) {
     ::syscall(SYS_ioctl, closing.number, FIONREAD, &unread);
   }
   const bool reset =
       (closing.asked.l_onoff != 0 && closing.asked.l_linger == 0) ||
-      (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
-  watch_.End(closing.conductor, fd());
+      (unread > 0 && static_cast<std::size_t>(unread) > stream.Ahead());
+  sock_->watch().End(closing.conductor, sock_->fd());
   int kept = base::CopyHighForParent(closing.number);
   if (kept < 0) kept = UseSpare(closing.number);
   // What is owed and cannot be kept is lost, so the end is not an orderly one.
-  if (kept < 0 && stream_->WantsAnchorWrite() && holders_.EndHere()) {
+  if (kept < 0 && stream.WantsAnchorWrite() && sock_->holders().EndHere()) {
     ResetOnClose(closing.number);
   }
-  closing.End(this, kept >= 0);
-  anchor_.SetNumber(kept);
-  Ref();  // until Finish
+  closing.End(sock_, kept >= 0);
+  sock_->anchor().SetNumber(kept);
+  sock_->Ref();  // until Finish
   if (kept >= 0) {
-    ClosedStreams::Add(this);
-    watch_.Begin(closing.conductor, kept, Share(), EPOLLIN);
+    ClosedStreams::Add(sock_);
+    sock_->watch().Begin(closing.conductor, kept, Share(sock_), EPOLLIN);
   }
-  notice_.Tell(
+  sock_->notice().Tell(
       lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
-  stream_->Close(reset);
-  stream_->Progress();
-  HandleChanges();
-  WakeRx();
-  WakeTx();
-  if (kept >= 0 && finished_ && reset_) {
-    closing.over = LeaveKeptLatched();
+  stream.Close(reset);
+  stream.Progress();
+  sock_->HandleChanges();
+  sock_->Wake(false);
+  sock_->Wake(true);
+  if (kept >= 0 && finished() && resets()) {
+    closing.over = LeaveKept();
   } else if (kept < 0) {
     // Out of descriptors: the connection ends now.  The peer takes what has
     // landed in its ring, as after a kill.
-    finished_ = true;
-    PostSettle();
+    SetFinished();
+    sock_->settling().Post();
   } else {
-    BoundCloseLatched(closing.conductor);
+    BoundClose(closing.conductor);
   }
 }
 
 // A peer that never reads must not keep the connection for ever.
-void Sock::BoundCloseLatched(Conductor* conductor) {
-  close_timer_ =
-      conductor->After(60'000, [self = Share()] { self->OnLinger(); });
-  if (!stream_->AwaitsLanding()) return;
-  conductor->After(250, [self = Share()] {
+void Ending::BoundClose(Conductor* conductor) {
+  latches_.AssertHeld();
+  timer_ = conductor->After(
+      60'000, [self = Share(sock_)] { self->ending().OnLinger(); });
+  if (!sock_->engine()->AwaitsLanding()) return;
+  conductor->After(250, [self = Share(sock_)] {
     Critical within;
     Latched latched(self.get());
-    if (self->finished_ || self->stream_ == nullptr) return;
-    self->stream_->Hurry();
+    stream::Stream* const stream = self->engine();
+    if (self->ending().finished() || stream == nullptr) return;
+    stream->Hurry();
     self->HandleChanges();
   });
 }
 
 // The application's close has already waited for as long as it was to.
-void Sock::CloseWithoutWaiting(int number) const {
+void Ending::CloseWithoutWaiting(int number) const {
   if (!Waits(LingerOf(number))) return base::CloseRaw(number);
   // Other holders of the connection have the option, too.
-  if (!holders_.EndHere()) return base::CloseElsewhere(number);
+  if (!sock_->holders().EndHere()) return base::CloseElsewhere(number);
   SetLinger(number, false, 0);
   base::CloseRaw(number);
 }
 
-void Sock::Linger(int number, int seconds) {
+void Ending::Linger(int number, int seconds) {
   constexpr std::uint64_t kSecond = 1'000'000'000;
   constexpr long kLongestSleepNs = 20'000'000;
   const std::uint64_t deadline =
@@ -260,11 +285,12 @@ void Sock::Linger(int number, int seconds) {
   timespec brief{0, 500'000};
   for (bool interrupted = false;;) {
     {
-      Latched latched(this);
+      Latched latched(sock_);
+      latches_.AssertHeld();
       const std::uint64_t now = base::NowNs();
       // The conductor has let go of the connection, or never had it.  The rest
       // is the kernel's.
-      if (finish_done_ || fd() < 0) {
+      if (finish_done_ || sock_->fd() < 0) {
         const linger its = LingerOf(number);
         const std::uint64_t left = deadline > now ? deadline - now : 0;
         const bool resets = its.l_onoff != 0 && its.l_linger == 0;
@@ -287,107 +313,108 @@ void Sock::Linger(int number, int seconds) {
   base::CloseRaw(number);
 }
 
-void Sock::LoseFd(int number) {
+void Ending::LoseNumber(int number) {
   Critical critical;
   // A registration belongs to the open description, and outlives its number.
   // In the kernel's set it could then not be moved, so such a stream stays on
   // TCP.
-  if (mode() == Mode::kPlain && Registrations::Get().Named(this, number)) {
-    lane_state_.Step(LaneState::Event::kPin);
-    reason_ = Reason::kPinnedOption;
+  if (sock_->mode() == Mode::kPlain &&
+      Registrations::Get().Named(sock_, number)) {
+    sock_->lane_state().Step(LaneState::Event::kPin);
+    sock_->search().SetReason(Reason::kPinnedOption);
   }
-  // Of two closing threads each looks, with the latches, behind its claim.  The
-  // second thread's number has not been chosen by the first, or it finds that
-  // it has.
-  Latched latched(this);
-  if (fd() != number) {
-    LeaveNumber(number, this);
+  // Each of two closing threads looks here, with the latches, behind its claim.
+  // Either the first thread has not chosen the second thread's number, or the
+  // second thread finds that choice.
+  Latched latched(sock_);
+  if (sock_->fd() != number) {
+    LeaveNumber(number, sock_);
     return;
   }
-  const int other = LeaveNumberForAny(number, this);
-  anchor_.SetNumber(other);
-  watch_.Move(Conductor::IfRunning(), number, other, Share());
+  const int other = LeaveNumberForAny(number, sock_);
+  sock_->anchor().SetNumber(other);
+  sock_->watch().Move(Conductor::IfRunning(), number, other, Share(sock_));
 }
 
-void Sock::Vanished() {
+void Ending::Vanished() {
   Critical critical;
-  if (mode() == Mode::kEngine) claim_.Lose();
+  if (sock_->mode() == Mode::kEngine) sock_->claim().Lose();
   closed_.store(true, std::memory_order_seq_cst);
-  Registrations::Get().Drop(this, -1, -1);
-  lane_state_.Step(LaneState::Event::kHalt);
+  Registrations::Get().Drop(sock_, -1, -1);
+  sock_->lane_state().Step(LaneState::Event::kHalt);
   Conductor* conductor = Conductor::IfRunning();
-  if (lane_state_.Step(LaneState::Event::kStop) && conductor != nullptr) {
-    conductor->Cancel(this);
+  if (sock_->lane_state().Step(LaneState::Event::kStop) &&
+      conductor != nullptr) {
+    conductor->Cancel(sock_);
   }
-  tx_latch.lock();
-  rx_latch.lock();
-  lane_state_.Step(LaneState::Event::kHalt);
-  watch_.End(conductor, fd());
-  WakeHeld();
-  anchor_.SetNumber(-1);
-  if (mode() == Mode::kEngine && conductor != nullptr) {
-    Ref();
-    finished_ = true;
-    PostSettle();
+  sock_->tx_latch.lock();
+  sock_->rx_latch.lock();
+  sock_->lane_state().Step(LaneState::Event::kHalt);
+  sock_->watch().End(conductor, sock_->fd());
+  sock_->send_gate().Wake();
+  sock_->anchor().SetNumber(-1);
+  if (sock_->mode() == Mode::kEngine && conductor != nullptr) {
+    sock_->Ref();
+    SetFinished();
+    sock_->settling().Post();
   }
-  rx_latch.unlock();
-  tx_latch.unlock();
-  tally_.Account();
-  Unref();
+  sock_->rx_latch.unlock();
+  sock_->tx_latch.unlock();
+  sock_->tally().Account();
+  sock_->Unref();
 }
 
-void Sock::OnLinger() {
+void Ending::OnLinger() {
   {
-    Latched latched(this);
-    close_timer_ = 0;
+    Latched latched(sock_);
+    latches_.AssertHeld();
+    timer_ = 0;
     if (!closed_.load() || finished_) return;
     finished_ = reset_ = true;
   }
-  Settle();
+  sock_->settling().Settle();
 }
 
-void Sock::Finish(bool reset) {
+void Ending::Finish(bool reset) {
   Critical critical;
-  if (FinishOnce(reset)) Unref();
+  if (FinishOnce(reset)) sock_->Unref();
 }
 
-bool Sock::FinishOnce(bool reset) {
+bool Ending::FinishOnce(bool reset) {
   const ClosedStreams::Unlisting counted;
-  ClosedStreams::Remove(this);
+  ClosedStreams::Remove(sock_);
   Conductor* conductor = Conductor::IfRunning();
-  tx_latch.lock();
-  rx_latch.lock();
-  const int number = anchor_.TakeNumber();
+  sock_->tx_latch.lock();
+  sock_->rx_latch.lock();
+  const int number = sock_->anchor().TakeNumber();
   const bool mine = closed_.load() && number >= 0;
-  watch_.End(conductor, number);
+  sock_->watch().End(conductor, number);
+  latches_.AssertHeld();
   if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
   timer_ = 0;
-  if (close_timer_ != 0 && conductor != nullptr) {
-    conductor->CancelTimer(close_timer_);
-  }
-  close_timer_ = 0;
-  if (mode() == Mode::kEngine) {
-    // The kernel answers a thread that still comes with the closed number.
-    if (stream_ != nullptr) {
-      calls_.SetMoved(stream_->tx_off(), stream_->rx_off());
-    }
-    quick_.may_send = quick_.may_receive = false;
-    options_.Drop();
-    SetMode(Mode::kPlain);
-    lane_state_.Step(LaneState::Event::kStay);
-    WakeRx();
-    WakeTx();
-  }
+  sock_->EndEngine(conductor);
   const bool last = !finish_done_;
   finish_done_ = true;
-  rx_latch.unlock();
-  tx_latch.unlock();
+  sock_->rx_latch.unlock();
+  sock_->tx_latch.unlock();
   if (mine) {
     if (reset) ResetOnClose(number);
     CloseWithoutWaiting(number);
     KeepSpares();
   }
   return last;
+}
+
+void Ending::Reset() {
+  latches_.AssertUnshared();
+  closed_.store(false, std::memory_order_relaxed);
+  finished_ = finish_done_ = reset_ = false;
+  timer_ = 0;
+}
+
+void Ending::OnForkChild() {
+  latches_.AssertUnshared();
+  timer_ = 0;
 }
 
 }  // namespace rcsock::posix

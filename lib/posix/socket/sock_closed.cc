@@ -18,8 +18,8 @@ namespace {
 // holds this one.
 constinit base::Latch closed_latch;
 constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
-// How many threads may have closed streams out of the list: by walking the
-// list, or by taking a stream from the list to close its number.
+// How many threads may have closed streams out of the list.  Such a thread
+// walks the list, or takes a stream from the list to close its number.
 constinit std::atomic<int> unlisting{0};
 // How many threads have begun to walk the list.
 constinit std::atomic<std::uint32_t> walks{0};
@@ -45,21 +45,21 @@ void ClosedStreams::ForkUnlock(bool child) {
 }
 
 void ClosedStreams::Link(Sock* sock, Sock** head) {
-  Place& place = sock->closed_place();
+  Place& place = sock->ending().place_;
   RC_DCHECK(place.link == nullptr);
   place.next = *head;
   if (place.next != nullptr) {
-    place.next->closed_place().link = &place.next;
+    place.next->ending().place_.link = &place.next;
   }
   place.link = head;
   *head = sock;
 }
 
 void ClosedStreams::Unlink(Sock* sock) {
-  Place& place = sock->closed_place();
+  Place& place = sock->ending().place_;
   if (place.link == nullptr) return;
   *place.link = place.next;
-  if (place.next != nullptr) place.next->closed_place().link = place.link;
+  if (place.next != nullptr) place.next->ending().place_.link = place.link;
   place.link = nullptr;
 }
 
@@ -90,7 +90,7 @@ void ClosedStreams::ForEach(Each&& each) {
       if (sock == nullptr) {
         // If an exec fails, the streams are still to be flushed at exit.
         closed_head = done;
-        if (done != nullptr) done->closed_place().link = &closed_head;
+        if (done != nullptr) done->ending().place_.link = &closed_head;
         return;
       }
       Unlink(sock);
@@ -105,7 +105,7 @@ void ClosedStreams::ForEach(Each&& each) {
 bool ClosedStreams::EndsOnPort(std::uint16_t port) {
   if (InBorrowedMemory()) return false;
   bool found = false;
-  ForEach([&](Sock* sock) { found = found || sock->EndsOn(port); });
+  ForEach([&](Sock* sock) { found = found || sock->ending().EndsOn(port); });
   return found || unlisting.load() != 0 ||
          base::NowNs() < parents_until_ns.load();
 }

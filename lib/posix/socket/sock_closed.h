@@ -24,8 +24,8 @@ class ClosedStreams {
   static void Add(Sock* sock);
   // Does nothing if the stream is not in the list.
   static void Remove(Sock* sock);
-  // Counts that a stream is taken from the list, and that its number is still
-  // to be closed.  Lives until that is done.
+  // Counts, while it lives, a stream that is taken from the list, and whose
+  // number is still to be closed.
   class Unlisting {
    public:
     Unlisting();

@@ -1,5 +1,6 @@
-// What a program that is linked with rcsock asks of a stream.  Also the looks
-// that are needed because such a program makes plain calls, too.
+// What a program that is linked with rcsock asks of a stream, and what the
+// stream is (FactsLatched).  Also UsedPastUs, since such a program makes plain
+// calls, too.
 
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -29,16 +30,16 @@ using base::Reason;
 StreamFacts Sock::FactsLatched() const {
   StreamFacts facts;
   const bool engine = mode() == Mode::kEngine && stream_ != nullptr;
-  facts.connected = connected_.load(std::memory_order_relaxed);
+  facts.connected = peer_.connected();
   facts.on_lane = on_lane_.load(std::memory_order_relaxed);
   facts.switching =
       engine && (lane_ != nullptr || stream_->tx() != stream::Tx::kRaw);
   facts.kind = lane_kind_;
   facts.epoch = lane_epoch_;
-  facts.reason = reason_;
-  facts.service = service_.load(std::memory_order_relaxed);
-  facts.sought_ns = remote_.sought_ns;
-  facts.demotions = demotions_;
+  facts.reason = search_.reason();
+  facts.service = peer_.service();
+  facts.sought_ns = remote_.sought_ns();
+  facts.demotions = tally_.demotions();
   facts.tx_bytes = engine ? stream_->tx_off() : calls_.tx();
   facts.rx_bytes = engine ? stream_->rx_off() : calls_.rx();
   // What the engine delivered, less what the engine read from TCP.
@@ -61,39 +62,40 @@ void ProgramControl::SetPolicy(Policy policy) {
   {
     Latched latched(sock_);
     const bool unpin = before == Policy::kTcp &&
-                       sock_->reason_ == Reason::kPolicy && !state.Never();
+                       sock_->search().reason() == Reason::kPolicy &&
+                       !state.Never();
     if (unpin) {
       state.Step(LaneState::Event::kUnpin);
-      sock_->reason_ = Reason::kShortLived;
+      sock_->search().SetReason(Reason::kShortLived);
     }
     if (policy == Policy::kEager) {
-      sock_->next_ops_.store(0, std::memory_order_relaxed);
+      sock_->search().AtOnce();
     } else {
-      sock_->TryAgainLater();
+      sock_->search().Later();
     }
-    look = unpin && sock_->connected_.load(std::memory_order_relaxed);
+    look = unpin && sock_->peer().connected();
   }
-  if (look) sock_->AllowLane();
+  if (look) sock_->search().Allow();
 }
 
 int ProgramControl::PromoteNow() {
   LaneState& state = sock_->lane_state();
-  if (!sock_->connected_.load(std::memory_order_relaxed)) return ENOTCONN;
+  if (!sock_->peer().connected()) return ENOTCONN;
   if (sock_->OnLane() || state.Seeking()) return 0;
   {
     Latched latched(sock_);
-    // On its way to a lane, or from a lane.
+    // The stream is on a lane, or on its way to or from one.
     if (sock_->mode() == Mode::kEngine) return 0;
     if (sock_->mode() != Mode::kPlain || state.Never() || state.Pinned() ||
-        sock_->Closed()) {
+        sock_->ending().closed()) {
       return EPERM;
     }
-    sock_->attempts_ = 0;
+    sock_->search().ForgetAttempts();
   }
-  sock_->AllowLane();
+  sock_->search().Allow();
   // Another thread may begin the search.
   if (!state.MayLeaveTcp(LaneState::kWeak)) return EPERM;
-  sock_->StartSeek();
+  sock_->search().Begin();
   return 0;
 }
 
@@ -106,7 +108,8 @@ int ProgramControl::DemoteNow(std::uint64_t deadline_ns) {
 
 bool Sock::UsedPastUs() {
   // After a first lane TCP has carried frames, too.
-  if (tally_.promoted() || attempts_ != 0 || stream_ != nullptr) return false;
+  if (tally_.promoted() || search_.attempts() != 0 || stream_ != nullptr)
+    return false;
   const auto queued = [&](unsigned long what) {
     int bytes = 0;
     return ::syscall(SYS_ioctl, fd(), what, &bytes) == 0 ? bytes : -1;
@@ -142,76 +145,6 @@ bool Sock::UsedPastUs() {
     return true;
   }
   return false;
-}
-
-namespace {
-
-int OptionOf(int fd, int level, int name, int otherwise = 0) {
-  int value = 0;
-  socklen_t size = sizeof value;
-  return ::syscall(SYS_getsockopt, fd, level, name, &value, &size) == 0
-             ? value
-             : otherwise;
-}
-
-// A filter that only its maker can read counts, too.
-bool HasFilter(int fd) {
-  socklen_t instructions = 0;
-  return ::syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_GET_FILTER, nullptr,
-                   &instructions) == 0
-             ? instructions > 0
-             : errno == EACCES;
-}
-
-// kTLS, for instance.
-bool HasUpperProtocol(int fd) {
-  char name[16];
-  socklen_t size = sizeof name;
-  return ::syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, name, &size) ==
-             0 &&
-         size > 0;
-}
-
-}  // namespace
-
-void Sock::LearnOptions(int number) {
-  const long flags = ::syscall(SYS_fcntl, number, F_GETFL);
-  if (flags >= 0) {
-    nonblock.store((flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
-  }
-  const auto learn = [&](int name, std::atomic<std::uint64_t>* to) {
-    timeval time{};
-    socklen_t size = sizeof time;
-    if (::syscall(SYS_getsockopt, number, SOL_SOCKET, name, &time, &size) ==
-        0) {
-      to->store(TimeoutNs(time), std::memory_order_relaxed);
-    }
-  };
-  learn(SO_RCVTIMEO, &rcv_timeout_ns);
-  learn(SO_SNDTIMEO, &snd_timeout_ns);
-  const auto is_on = [&](int level, int name) {
-    return OptionOf(number, level, name) != 0;
-  };
-  ancillary_.Set(Ancillary::kLeft, is_on(IPPROTO_TCP, TCP_INQ));
-  ancillary_.Set(Ancillary::kTime, is_on(SOL_SOCKET, SO_TIMESTAMP) ||
-                                       is_on(SOL_SOCKET, SO_TIMESTAMPNS));
-}
-
-bool OptionsPin(int number) {
-  return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
-         OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0 ||
-         OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0 ||
-         OptionOf(number, SOL_SOCKET, SO_MAX_PACING_RATE, -1) != -1 ||
-         HasFilter(number) || HasUpperProtocol(number);
-}
-
-bool IsTcp(int number) {
-  return OptionOf(number, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP;
-}
-
-void Sock::InheritFromUnknown(int number) {
-  LearnOptions(number);
-  if (OptionsPin(number)) way_back_.PinByOption();
 }
 
 }  // namespace rcsock::posix

@@ -11,7 +11,7 @@ class Sock;
 // What a program that is linked with rcsock wants for a stream.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
-// stream.  A child of fork wants the same.
+// stream.  A child of a fork keeps the policy.
 class ProgramControl {
  public:
   enum class Policy : std::uint8_t { kAuto, kTcp, kEager };

@@ -1,4 +1,5 @@
-// Copies between a device's memory and the rings of a lane in shared memory.
+// Copies between a device's memory and the rings of a lane in shared memory, or
+// between the devices of both ends.
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,7 +24,7 @@
 namespace rcsock::posix {
 namespace {
 
-// A ring has room for four of them: two for each end.
+// A ring has room for four pieces: two for each end.
 constexpr std::size_t kPiece = 64 * 1024;
 // How long a copy that waits for nothing but the peer looks for it.
 constexpr std::uint64_t kPatienceNs = 100'000;
@@ -31,7 +32,7 @@ constexpr std::uint64_t kPatienceNs = 100'000;
 constexpr std::uint64_t kSpinNs = 200'000;
 // Fewer bytes are not worth a word with the peer.
 constexpr std::size_t kLeastPassed = 256 * 1024;
-// One copy from device to device.  So much is taken at once, or not at all.
+// One copy from device to device.  The peer takes so much at once, or nothing.
 constexpr std::size_t kPassedPiece = 32 * 1024 * 1024;
 // How long an offer stays without a byte taken, and how long one call makes
 // offers: no handler runs meanwhile.
@@ -39,7 +40,7 @@ constexpr std::uint64_t kOfferNs = 50'000'000;
 constexpr std::uint64_t kOffersNs = 1'000'000'000;
 // How long the sender waits for an empty ring to make one.
 constexpr std::uint64_t kEmptyNs = 1'000'000;
-// After so many offers that nobody takes, a call makes no more.
+// After so many offers that the peer does not take, a call makes no more.
 constexpr int kMostRefused = 3;
 
 }  // namespace
@@ -47,8 +48,8 @@ constexpr int kMostRefused = 3;
 // Copies of one call, in the order in which they began.  They run without a
 // latch: a device may take its time, and the conductor takes the latches of all
 // streams.  So the lane is pinned, as by a thread that sleeps on it.  The
-// stream may leave it meanwhile; what has not been posted or taken by then goes
-// by the way that the stream is on.
+// stream may leave the lane meanwhile; what has not been posted or taken by
+// then goes by the way that the stream is on.
 class Placement::RingCopies {
  public:
   RingCopies(Sock* sock, DeviceCopy* copy)
@@ -65,10 +66,10 @@ class Placement::RingCopies {
       return false;
     }
     lane_ = static_cast<lane::shm::ShmLane*>(sock_->lane_.get());
-    pins_ = &sock_->sleepers_.OnLane();
+    pins_ = &sock_->sleepers().OnLane();
     pins_->fetch_add(1, std::memory_order_seq_cst);
-    // Nobody destroys the stream, and with it a parked lane.
-    kept_ = sock_->Share();
+    // The reference keeps the stream, and with the stream a parked lane.
+    kept_ = Share(sock_);
     return true;
   }
   // Returns whether the stream is still on that lane.  Requires the latch.
@@ -88,7 +89,8 @@ class Placement::RingCopies {
     sock_->HandleChanges();
   }
   // Call it without a latch.  A copy that did not end may still touch the ring.
-  // The lane is lost (LoseRing): nobody destroys it, nor the stream.
+  // Such a lane is lost (LoseRing), and no thread destroys the lane or its
+  // stream.
   void Unpin() {
     if (lane_ == nullptr) return;
     pins_->fetch_sub(1, std::memory_order_seq_cst);
@@ -200,7 +202,7 @@ class Placement::Fill : RingCopies {
       const base::LatchGuard hold(sock_->tx_latch);
       // A thread that polls looks again: the peer may have told of its room
       // meanwhile.
-      if (lane_->EndFill() && On(true)) sock_->WakeTx();
+      if (lane_->EndFill() && On(true)) sock_->Wake(true);
     }
     Unpin();
     copy_->error = error_;
@@ -208,7 +210,7 @@ class Placement::Fill : RingCopies {
   }
 
  private:
-  // Whether to offer the rest, once the ring is empty.
+  // Returns whether to offer the rest, once the ring is empty.
   bool MayPass(std::size_t rest) const {
     return copy_->patient && rest >= kLeastPassed && refused_ < kMostRefused &&
            lane_->PeerTakesOffers() &&
@@ -244,7 +246,7 @@ class Placement::Fill : RingCopies {
     copy_->passed += sent;
     return sent != 0;
   }
-  // Offers them once the peer has taken all that lies before.
+  // Makes the offer once the peer has taken all that lies before it.
   bool Offer(const gpu::Passed& what) {
     const std::uint64_t began = base::NowNs();
     while (base::NowNs() - began < kEmptyNs) {
@@ -259,8 +261,9 @@ class Placement::Fill : RingCopies {
     }
     return false;
   }
-  // The peer copies.  Whenever this ends, the offer's word says how much of it
-  // counts, and the peer's device harms nothing by reading on.
+  // Waits while the peer copies.  Whenever the wait ends, the offer's word says
+  // how much of the offer counts.  The peer's device harms nothing by reading
+  // on.
   void AwaitTaken(std::uint64_t length) {
     std::uint64_t seen = 0;
     std::uint64_t since = base::NowNs();
@@ -352,7 +355,8 @@ class Placement::Drain : RingCopies {
   }
 
  private:
-  // Nobody else has taken what the look ahead has seen.  Requires the latch.
+  // Returns whether no other thread has taken what the look ahead has seen.
+  // Requires the latch.
   bool Still() const RC_REQUIRES(sock_->rx_latch) {
     return On(false) && sock_->stream_->rx_off() == start_ + done_;
   }
@@ -386,7 +390,17 @@ class Placement::Drain : RingCopies {
   bool Idle(std::byte* to, std::size_t length) {
     lane::shm::SeenOffer seen;
     if (takes_ && See(&seen)) {
+      const std::size_t before = done_;
+      if (offers_ns_ == 0) offers_ns_ = base::NowNs();
       TakePassed(seen, to, length);
+      // No handler runs meanwhile.  A peer that takes back what it offers, or
+      // offers little at a time, keeps this thread no longer than an honest
+      // one.
+      if (done_ == before) ++withdrawals_;
+      if (withdrawals_ >= kMostRefused ||
+          base::NowNs() - offers_ns_ > kOffersNs) {
+        TakeNoOffers();
+      }
       waits_ns_ = 0;
       return !ends_;
     }
@@ -455,6 +469,8 @@ class Placement::Drain : RingCopies {
   bool takes_ = false;       // the peer may offer
   std::uint64_t word_ = 0;   // the offer's, as this end knows it
   bool withdrawn_ = false;
+  int withdrawals_ = 0;          // offers of which nothing could be taken
+  std::uint64_t offers_ns_ = 0;  // the first offer
 };
 
 ssize_t Placement::FillRing(const std::byte* from, std::size_t length,

@@ -1,5 +1,5 @@
-// What a stream is told by its connection, its lane and its timers, and whom
-// the stream tells.
+// What a stream is told by its connection, its lane and its timers, and what it
+// passes on to threads, registrations and the conductor.
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -26,8 +26,8 @@ using stream::Stream;
 void Sock::OnAnchor(std::uint32_t events) {
   Latched latched(this);
   if (mode() == Mode::kEngine && stream_ != nullptr) {
-    if ((events & ~EPOLLIN) != 0 && watch_.TakeWantRoom()) WakeTx();
-    if (stream_->AtKernel() && (events & ~EPOLLOUT) != 0) WakeRx();
+    if ((events & ~EPOLLIN) != 0 && watch_.TakeWantRoom()) Wake(true);
+    if (stream_->AtKernel() && (events & ~EPOLLOUT) != 0) Wake(false);
     if ((events & EPOLLERR) != 0) zero_copy_.TakeErrors();
     stream_->Progress();
     HandleChanges();
@@ -39,22 +39,21 @@ void Sock::OnAnchor(std::uint32_t events) {
   }
 }
 
-void Sock::OnCompletion(std::uint32_t flags) {
-  (void)flags;
+void Sock::OnCompletion() {
   Latched latched(this);
   if (mode() == Mode::kEngine && stream_ != nullptr) {
     stream_->Progress();
     HandleChanges();
     if (lane_ != nullptr) {
-      WakeRx();
-      WakeTx();
+      Wake(false);
+      Wake(true);
     }
   }
 }
 
 void Sock::LinkLost(Reason reason) {
   (void)reason;  // the lane's State() says it
-  OnCompletion(lane::kCompletionError);
+  OnCompletion();
 }
 
 void Sock::OnTimer() {
@@ -112,25 +111,25 @@ void Sock::HandleChanges() {
   }
   if (changes & (stream::kPromotedTx | stream::kPromotedRx)) OnPromoted();
   if (changes & stream::kLeftLane) OnLeftLane();
-  if (changes & stream::kRxReady) WakeRx();
-  if (changes & stream::kTxReady) WakeTx();
+  if (changes & stream::kRxReady) Wake(false);
+  if (changes & stream::kTxReady) Wake(true);
   SetTimer(changes);
-  if (changes & stream::kMustReset) reset_ = true;
-  if (changes & stream::kFinished) finished_ = true;
+  if (changes & stream::kMustReset) ending_.SetReset();
+  if (changes & stream::kFinished) ending_.SetFinished();
   if (changes & stream::kSettled) {
-    settled_ = true;
+    settling_.LaneIsFree();
     if (std::exchange(leave_uncounted_, false)) {
-      reason_ = stream_->why_left();
+      search_.SetReason(stream_->why_left());
       CountLeave(true);
     }
   }
-  if (changes & (stream::kSettled | stream::kFinished)) PostSettle();
+  if (changes & (stream::kSettled | stream::kFinished)) settling_.Post();
   UpdateWatch();
 }
 
 void Sock::OnPromoted() {
   tally_.Promoted();
-  reason_ = Reason::kNone;
+  search_.SetReason(Reason::kNone);
   if (on_lane_.load(std::memory_order_relaxed) || !stream_->FastTx() ||
       stream_->rx() != stream::Rx::kFrames) {
     return;
@@ -150,26 +149,28 @@ void Sock::OnLeftLane() {
   const bool was_there = on_lane_.exchange(false, std::memory_order_release);
   input_alone_.store(false, std::memory_order_release);
   Registrations::Get().Refresh(this, false);
-  if (tally_.promoted() || reason_ != Reason::kUnproven || stream_->Tried()) {
-    reason_ = stream_->why_left();
+  Reason reason = search_.reason();
+  if (tally_.promoted() || reason != Reason::kUnproven || stream_->Tried()) {
+    reason = stream_->why_left();
     // The stream was closed before the switch, and has no reason of its own.
-    if (reason_ == Reason::kNone && !tally_.promoted())
-      reason_ = Reason::kShortLived;
+    if (reason == Reason::kNone && !tally_.promoted())
+      reason = Reason::kShortLived;
+    search_.SetReason(reason);
   }
-  starvation_.SetLeft(reason_ == Reason::kStarved);
+  starvation_.SetLeft(reason == Reason::kStarved);
   // A stream that made room for others is as welcome as before.  The end whose
   // limit it was asks for that.
-  if (lane_kind_ == lane::Kind::kRdma) LeavesRemote();
-  if (reason_ == Reason::kTimeout) PatienceFor(lane_kind_).Lost();
+  if (lane_kind_ == lane::Kind::kRdma) remote_.Leaves();
+  if (reason == Reason::kTimeout) PatienceFor(lane_kind_).Lost();
   // Whether the peer has left or the lane has failed is known for certain when
   // the stream is back on TCP: see Stream::OnLaneDown.
   leave_uncounted_ =
       lane_kind_ == lane::Kind::kRdma &&
-      (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
+      (reason == Reason::kPeerGone || reason == Reason::kLaneError);
   if (!leave_uncounted_) CountLeave(was_there);
   // A stream that the program has closed has a number of rcsock's.
-  RCSOCK_LOG(closed_.load(std::memory_order_relaxed) ? 2 : 1,
-             "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
+  RCSOCK_LOG(ending_.closed() ? 2 : 1, "fd %d: left its lane: %s", fd(),
+             base::ReasonKey(reason));
 }
 
 // Rule 23: for liveness only; any value is safe.
@@ -182,30 +183,32 @@ void Sock::SetTimer(std::uint32_t changes) {
   }
   if ((changes & stream::kTimerOn) && timer_ == 0) {
     timer_ = conductor->After(PatienceFor(lane_kind_).ms(),
-                              [self = Share()] { self->OnTimer(); });
+                              [self = Share(this)] { self->OnTimer(); });
   }
 }
 
 void Sock::CountLeave(bool was_there) {
-  // None of these speaks against the next lane.  Nor does a connection that
-  // another process shares for a while: a server may fork for each snapshot.
+  const Reason reason = search_.reason();
+  // None of these reasons speaks against the next lane.  Nor does a connection
+  // that another process shares for a while: a server may fork for each
+  // snapshot.
   const bool makes_room =
-      reason_ == Reason::kIdleRings || reason_ == Reason::kPinnedFork ||
-      reason_ == Reason::kPeerShared ||
+      reason == Reason::kIdleRings || reason == Reason::kPinnedFork ||
+      reason == Reason::kPeerShared ||
       (lane_kind_ == lane::Kind::kRdma &&
-       (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted));
-  // The sender, whose reason that is, learns whether it was of use
-  // (JudgeStarved), and proposes again, sooner or later.
-  const bool starves =
-      !makes_room && reason_ == Reason::kPeerDemoted && RingIsFull();
+       (reason == Reason::kBudget || reason == Reason::kPeerDemoted));
+  // The reason is the sender's.  The sender learns whether the departure was of
+  // use (Starvation), and proposes again, sooner or later.
+  const bool starves = !makes_room && reason == Reason::kPeerDemoted &&
+                       lane_ != nullptr && lane_->HalfFull();
   // The switch was too slow, at this end or the other.  The next one has more
   // time (Patience), which also bounds how often a switch is tried.
-  const bool slow = reason_ == Reason::kTimeout ||
-                    (reason_ == Reason::kPeerDemoted && !was_there);
-  if (!makes_room && !starves && !slow) ++demotions_;
-  if (tally_.promoted() && !closed_.load(std::memory_order_relaxed) &&
+  const bool slow = reason == Reason::kTimeout ||
+                    (reason == Reason::kPeerDemoted && !was_there);
+  if (!makes_room && !starves && !slow) tally_.CountDemotion();
+  if (tally_.promoted() && !ending_.closed() &&
       (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
-    tally_.LeftLane(stream::IsFailover(reason_));
+    tally_.LeftLane(stream::IsFailover(reason));
   }
 }
 
@@ -227,17 +230,10 @@ void Sock::UpdateWatch() {
   watch_.Change(conductor, fd(), wanted);
 }
 
-void Sock::WakeRx() {
-  sleepers_.Wake(false);
+void Sock::Wake(bool tx) {
+  sleepers_.Wake(tx);
   if (lane_ != nullptr && sleepers_.AnyOnLane()) lane_->WakeLocal();
-  Registrations::Ready(this);
-  notice_.KickPollers();
-}
-
-void Sock::WakeTx() {
-  sleepers_.Wake(true);
-  if (lane_ != nullptr && sleepers_.AnyOnLane()) lane_->WakeLocal();
-  Registrations::Ready(this, true);
+  Registrations::Ready(this, tx);
   notice_.KickPollers();
 }
 

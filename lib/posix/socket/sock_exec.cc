@@ -25,17 +25,17 @@ using base::Reason;
 void AcrossExec::Ask() {
   if (!sock_->lane_state().Pinned()) {
     pinned_ = true;
-    reason_ = sock_->reason_;
+    reason_ = sock_->search().reason();
   }
   sock_->lane_state().Step(LaneState::Event::kPin);
   sock_->way_back().Step(Reason::kPinnedExec);
-  sock_->reason_ = Reason::kPinnedExec;
+  sock_->search().SetReason(Reason::kPinnedExec);
 }
 
 bool AcrossExec::Pin(std::uint64_t deadline_ns) {
   Ask();
   const bool ok = sock_->way_back().ToPlain(Reason::kPinnedExec, deadline_ns);
-  sock_->reason_ = Reason::kPinnedExec;
+  sock_->search().SetReason(Reason::kPinnedExec);
   return ok;
 }
 
@@ -43,7 +43,7 @@ void AcrossExec::Leave() {
   sock_->noted().LeaveForExec();
   Holding* all = sock_->holders().Find();
   if (all == nullptr || left_) return;
-  // No other holder is left to see it.
+  // No other holder is left to read the offsets.
   if ((all->count.load() & ~Holding::kMarks) < 2) return;
   sock_->holders().Mark();
   sock_->holders().TellGivenAway(all);
@@ -53,8 +53,8 @@ void AcrossExec::Leave() {
 }
 
 bool AcrossExec::MayBequeath() {
-  return sock_->connected_.load() && !sock_->closed_.load() &&
-         !sock_->holders().given_away() && !sock_->IsHalfClosed() &&
+  return sock_->peer().connected() && !sock_->ending().closed() &&
+         !sock_->holders().given_away() && !sock_->way_back().IsHalfClosed() &&
          (!sock_->lane_state().Pinned() || pinned_) &&
          !sock_->lane_state().Never() && !sock_->zero_copy().on() &&
          !sock_->noted().Travels() && sock_->holders().Make() &&
@@ -74,7 +74,7 @@ int AcrossExec::Bequeath(std::uint64_t inode) {
   Holding* all = sock_->holders().Find();
   if (sock_->mode() == Mode::kEngine || all == nullptr) return -1;
   sock_->holders().Mark();
-  all->role.store(sock_->role_ == stream::Role::kAcceptor ? 1 : 0);
+  all->role.store(sock_->peer().accepted() ? 1 : 0);
   all->inode.store(inode);
   return sock_->holders().number();
 }
@@ -93,24 +93,23 @@ void AcrossExec::Failed() {
   }
   if (!pinned_) return;
   pinned_ = false;
-  sock_->reason_ = reason_;
+  sock_->search().SetReason(reason_);
   sock_->lane_state().Step(LaneState::Event::kUnpin);
-  if (sock_->connected_.load() && sock_->attempts_ < 5 &&
-      !sock_->IsHalfClosed()) {
-    sock_->TryAgainLater();
-    sock_->AllowLane();
+  if (sock_->peer().connected() && !sock_->search().Spent() &&
+      !sock_->way_back().IsHalfClosed()) {
+    sock_->search().Later();
+    sock_->search().Allow();
   }
 }
 
-// The kernel knows of what is its own.
+// The kernel itself resets a connection that it has.
 bool AcrossExec::ResetsLatched() const {
-  sock_->tx_latch.AssertHeld();
-  sock_->rx_latch.AssertHeld();
-  if (sock_->mode() != Mode::kEngine || sock_->stream_ == nullptr ||
-      sock_->fd() < 0 || !sock_->holders().EndHere()) {
+  AssertLatched(sock_);
+  if (sock_->engine() == nullptr || sock_->fd() < 0 ||
+      !sock_->holders().EndHere()) {
     return false;
   }
-  if (sock_->stream_->Untaken()) return true;
+  if (sock_->engine()->Untaken()) return true;
   const linger asked = LingerOf(sock_->fd());
   return asked.l_onoff != 0 && asked.l_linger == 0;
 }
@@ -128,20 +127,18 @@ void AcrossExec::ResetAtExit() {
   // The kernel resets by itself.  A reset alone is a crash to the peer, which
   // takes what has landed, and an end behind that.
   if (ResetsLatched() || untaken) {
-    if (sock_->mode() == Mode::kEngine) sock_->stream_->TellReset();
+    if (sock_->mode() == Mode::kEngine) sock_->engine()->TellReset();
     ResetOnClose(sock_->fd());
   }
 }
 
 // Returns what the stream waits for, as events of poll; 0: nothing.
 short AcrossExec::FlushLatched(std::uint64_t deadline_ns, bool last) {
-  sock_->tx_latch.AssertHeld();
-  sock_->rx_latch.AssertHeld();
-  if (sock_->mode() != Mode::kEngine || sock_->stream_ == nullptr ||
-      sock_->fd() < 0) {
+  AssertLatched(sock_);
+  if (sock_->engine() == nullptr || sock_->fd() < 0) {
     return 0;
   }
-  stream::Stream& stream = *sock_->stream_.get();
+  stream::Stream& stream = *sock_->engine();
   // What is staged for a peer that has not agreed yet, and may never have had
   // the lane, is still TCP's to deliver.
   if (stream.tx() == stream::Tx::kProp) {
@@ -180,8 +177,7 @@ void AcrossExec::Flush(std::uint64_t deadline_ns, bool last) {
 
 // What the kernel has not got makes the end a reset.
 void AcrossExec::MakeReset(bool last) {
-  sock_->tx_latch.AssertHeld();
-  sock_->rx_latch.AssertHeld();
+  AssertLatched(sock_);
   if (!last && !resets_) {
     socklen_t length = sizeof linger_;
     resets_ = ::getsockopt(sock_->fd(), SOL_SOCKET, SO_LINGER, &linger_,

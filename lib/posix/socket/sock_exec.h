@@ -21,23 +21,23 @@ class AcrossExec {
  public:
   explicit AcrossExec(Sock* sock) : sock_(sock) {}
 
-  // Pins the stream until Failed.  Waits as ToPlain, and returns what it
-  // returns.  Ask does not wait.
+  // Pins the stream until Failed.  Waits and returns as WayBack::ToPlain.  Ask
+  // does not wait.
   bool Pin(std::uint64_t deadline_ns);
   void Ask();
   // Gives up the share in a connection whose descriptor exec closes.
   void Leave();
-  // Returns whether the program could follow the connection.  May make a
+  // Returns whether the next program could follow the connection.  May make a
   // Holding.
   bool MayBequeath();
   // Notes, for a connection that MayBequeath refuses, that no lane may come.
   // The next program takes what it finds as `number`, and what no lane can
   // follow here holds there, too.
   void SpoilForNext(int number) const;
-  // Counts one more holder: that program runs in another process.  Requires a
-  // Holding.
+  // Counts one more holder: the next program runs in another process.  Requires
+  // a Holding.
   void AddHolder();
-  // Writes what that program must know into the Holding, and returns the
+  // Writes what the next program must know into the Holding, and returns the
   // Holding's number.  Returns -1 if the engine has the stream, or there is no
   // Holding.
   int Bequeath(std::uint64_t inode);
@@ -61,7 +61,8 @@ class AcrossExec {
   void Reset() { pinned_ = left_ = resets_ = false; }
 
  private:
-  // The parts of the above.  They require both latches of the stream.
+  // The parts of Resets, ResetAtExit and Flush.  They require both latches of
+  // the stream.
   bool ResetsLatched() const;
   short FlushLatched(std::uint64_t deadline_ns, bool last);
   void MakeReset(bool last);

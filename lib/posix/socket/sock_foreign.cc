@@ -38,7 +38,7 @@ using rendezvous::Conductor;
 namespace {
 
 // A look may overlook a holder that passes the connection on meanwhile, so
-// there are two.
+// there are two looks.
 constexpr int kLooks = 2;
 
 }  // namespace
@@ -110,20 +110,20 @@ Sock* NotedShare::Unknown(int number, bool exec, std::uint64_t until_ns) {
     if (share == 0) share = notes.AddShare();
   }
   if (share == 0) {
-    // The holders will never be known.
+    // No look can ever find the holders.
     Sock* sock = Sock::New(stream::Role::kConnector, false);
     if (sock == nullptr) return nullptr;
-    sock->connected_.store(true, std::memory_order_relaxed);
-    sock->lane_state_.Step(LaneState::Event::kForbid);
-    sock->reason_ = reason;
+    sock->peer().SetConnected();
+    sock->lane_state().Step(LaneState::Event::kForbid);
+    sock->search().SetReason(reason);
     sock->tally().Inherit();
     sock->holders().GiveAway();
     return sock;
   }
   Sock* sock = Foreign(number, role, share, reason);
   if (sock == nullptr) return nullptr;
-  sock->noted_.unknown_.store(kLooks);
-  sock->noted_.born_ns_ = born;
+  sock->noted().unknown_.store(kLooks);
+  sock->noted().born_ns_ = born;
   return sock;
 }
 
@@ -144,7 +144,7 @@ namespace {
 
 // The process that has posted a look (a child of fork has not), or 0.
 constinit std::atomic<long> look_posted{0};
-// When the next may be: they take a twentieth of the time at most.
+// When the next look may be: looks take a twentieth of the time at most.
 constinit std::atomic<std::uint64_t> next_look_ns{0};
 
 // Looks in a row that have found no sole holder.
@@ -194,7 +194,7 @@ void NotedShare::LookForStrangers() {
   int count = 0;
   look_posted.store(0);
   ForEachSock([&](Sock* sock) {
-    const bool due = sock->noted_.sought_.load();
+    const bool due = sock->noted().sought_.load();
     if (count == kMost || !due || !sock->TryRef()) return;
     struct stat status {};
     if (::syscall(SYS_fstat, sock->fd(), &status) != 0) {
@@ -202,7 +202,7 @@ void NotedShare::LookForStrangers() {
       return;
     }
     socks[count] = sock;
-    all[count++] = {sock->anchor().inode(), sock->noted_.born_ns_,
+    all[count++] = {sock->anchor().inode(), sock->noted().born_ns_,
                     status.st_uid};
   });
   if (count == 0) return;
@@ -214,19 +214,20 @@ void NotedShare::LookForStrangers() {
   for (int i = 0; i < count; ++i) {
     Sock* const sock = socks[i];
     // The other holder may let go, so the stream's next calls ask again.
-    const bool alone = looked && !all[i].held && sock->noted_.OnlyOurNumbers();
-    const int left = alone ? sock->noted_.unknown_.load() - 1 : kLooks;
+    const bool alone = looked && !all[i].held && sock->noted().OnlyOurNumbers();
+    const int left = alone ? sock->noted().unknown_.load() - 1 : kLooks;
     RCSOCK_LOG(
         2, "fd %d: %s", sock->fd(),
         alone ? "nobody else was found to hold it" : "others may hold it");
-    if (left <= 0) sock->next_ops_.store(0);
+    if (left <= 0) sock->search().AtOnce();
     fruitful |= alone;
     if (alone && left > 0) {
       more = true;
     } else {
-      sock->noted_.sought_.store(false);
+      sock->noted().sought_.store(false);
     }
-    sock->noted_.unknown_.store(left < 0 ? 0 : left, std::memory_order_seq_cst);
+    sock->noted().unknown_.store(left < 0 ? 0 : left,
+                                 std::memory_order_seq_cst);
     sock->Unref();
   }
   // The second look comes at once.

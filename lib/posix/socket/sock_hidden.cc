@@ -22,6 +22,7 @@
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_claim.h"
+#include "lib/posix/socket/sock_fork.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/signals.h"
@@ -41,7 +42,7 @@ bool UnusedCopy::OnForkChild(bool hides) {
 }
 
 void UnusedCopy::Become() {
-  sock_->ForgetParentsEngine();
+  AfterFork(sock_).ForgetParentsEngine();
   ask_fd_ = ParentsAsk();
   state_.store(State::kYes);
   SetKind(sock_, FileKind::kHiddenSock);
@@ -81,7 +82,7 @@ void UnusedCopy::Reveal() {
   if (state_.load() != State::kAsks || sock_->holders().Find() != all) {
     return;
   }
-  if (owner != Owner::kGave || !sock_->TakeOverLatched(*all)) {
+  if (owner != Owner::kGave || !AfterFork(sock_).TakeOver(*all)) {
     // The stream's bytes are in the owner's ring, or the peer's.
     if (InBorrowedMemory()) {
       // The numbers of this process's parent are out of reach.  So the
@@ -90,7 +91,7 @@ void UnusedCopy::Reveal() {
       ::syscall(SYS_connect, sock_->fd(), &none, sizeof none);
     }
     if (owner == Owner::kDead) ResetOnClose(sock_->fd());
-    sock_->LoseConnection("its owner did not give it");
+    AfterFork(sock_).LoseConnection("its owner did not give it");
     all->Leave();
   }
   RCSOCK_LOG(2, "fd %d: used in a child: %d", sock_->fd(),
@@ -108,7 +109,7 @@ void UnusedCopy::Leave() {
   all->Unhide();
 }
 
-// The owner may have ended the connection meanwhile, and the place may be
+// The owner may have ended the connection meanwhile, and the Holding may be
 // another connection's.
 void UnusedCopy::Return() {
   Latched latched(sock_);
@@ -121,7 +122,7 @@ void UnusedCopy::Return() {
     return;
   }
   if (counted) all->Unhide();
-  sock_->LoseConnection("its owner has ended it");
+  AfterFork(sock_).LoseConnection("its owner has ended it");
   Show();
 }
 
@@ -136,55 +137,6 @@ void UnusedCopy::LeaveHolding(Holding* all) {
 void UnusedCopy::Reset() {
   state_.store(State::kNo, std::memory_order_relaxed);
   ask_fd_ = -1;
-}
-
-// --- What the child finds of the stream
-
-// The kernel has the registrations once the stream is on TCP, if the parent
-// still has them.  This process can't know them, so it must not take the stream
-// from the kernel.
-void Sock::ForgetParentsEngine() {
-  tx_latch.AssertUnshared();
-  rx_latch.AssertUnshared();
-  interest_latch.AssertUnshared();
-  interests_user = false;
-  if (interests != nullptr) {
-    Registrations::Get().HideSets(this);
-    Registrations::Get().Drop(this, -1, -1);
-    lane_state_.Step(LaneState::Event::kPin);
-  }
-  ForgetEngine();
-}
-
-void Sock::LoseConnection(const char* why) {
-  PutDeadSocket(why);
-  holders_.Forget();
-  lane_state_.Step(LaneState::Event::kPin);
-}
-
-// As a child of a fork that found the stream on TCP.
-bool Sock::TakeOverLatched(const Holding& all) {
-  const std::uint64_t tx = all.tx.load();
-  const std::uint64_t rx = all.rx.load();
-  holders_.TakeOver(tx, rx);
-  BeginAt(tx, rx);
-  LearnOptions(fd());
-  noted_.LearnDrift(fd());
-  const std::uint32_t unread = all.unread.load();
-  if (unread == 0) return true;
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/%u/fd/%u", all.owner.load(),
-                unread - 1);
-  base::UniqueFd memory(base::OpenHigh([&] {
-    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
-  }));
-  if (!memory.ok() || Unread::Claimed(memory.get()) != anchor_.inode() ||
-      !read_ahead_.Open(memory.get())) {
-    return false;
-  }
-  (void)memory.release();
-  BecomeUnread();
-  return true;
 }
 
 }  // namespace rcsock::posix

@@ -3,9 +3,9 @@
 // The lane is there a fifth of a millisecond after connect().  A program that
 // sends as fast as it can has by then given megabytes to TCP's buffers, and a
 // short connection is over.  TCP may let a blocking send wait at any time,
-// because its buffers are full, and so may rcsock.  Only the time could tell,
-// so the hold is short and bounded.  Where holds were in vain, further ones are
-// given up (Prospect::Held).
+// because its buffers are full, and so may rcsock.  A program could notice only
+// the time, so the hold is short and bounded.  Where holds were in vain,
+// further ones are given up (Prospect::Held).
 
 #include "lib/posix/socket/sock_hold.h"
 
@@ -47,7 +47,7 @@ constexpr std::size_t kNudgeBytes = 2048;
 constexpr std::uint64_t kAsideNs = 200'000;
 // A small message goes as one piece, as it would on TCP.
 constexpr std::size_t kWhole = 8192;
-// If nothing is known of the service: more than that is worth a wait.
+// If nothing is known of the service, more bytes than these are worth a wait.
 constexpr std::uint64_t kBulk = 128 << 10;
 // A lane that comes so soon after its search began was worth a wait.
 constexpr std::uint64_t kLateNs = 20'000'000;
@@ -61,8 +61,8 @@ bool SendGate::MayHold(int flags) const {
 }
 
 bool SendGate::AwaitsLane() const {
-  return sock_->lane_state_.AwaitsLane() && !sock_->SeeksRemote() &&
-         !sock_->closed_.load(std::memory_order_relaxed);
+  return sock_->lane_state().AwaitsLane() && !sock_->peer().SeeksRemote() &&
+         !sock_->ending().closed();
 }
 
 // Asks Prospect about the stream's service, and about all services of the
@@ -70,7 +70,8 @@ bool SendGate::AwaitsLane() const {
 // lane is not waited for each time.
 void SendGate::Bulky() {
   if (sock_->calls().tx() < kBulk ||
-      end_ns_.load(std::memory_order_relaxed) != 0 || sock_->SeeksRemote() ||
+      end_ns_.load(std::memory_order_relaxed) != 0 ||
+      sock_->peer().SeeksRemote() ||
       // Another thread is about to start the conductor for this search.
       rendezvous::Conductor::IfRunning() == nullptr) {
     return;
@@ -79,23 +80,23 @@ void SendGate::Bulky() {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   auto* const at = reinterpret_cast<sockaddr*>(&address);
-  const bool named = (sock_->role_ == stream::Role::kConnector
-                          ? real::getpeername(sock_->fd(), at, &length)
-                          : ::getsockname(sock_->fd(), at, &length)) == 0;
+  const bool named = (sock_->peer().accepted()
+                          ? ::getsockname(sock_->fd(), at, &length)
+                          : real::getpeername(sock_->fd(), at, &length)) == 0;
   errno = saved;
   if (!named) return;
   // The port is at one place in both families.
   reinterpret_cast<sockaddr_in*>(at)->sin_port = 0;
-  const std::uint16_t place = Prospect::ServiceAt(at, length, sock_->role_);
+  const std::uint16_t place =
+      Prospect::ServiceAt(at, length, sock_->peer().role());
   if (place == 0) return;
-  std::uint64_t limit =
-      Prospect::HoldNs(sock_->service_.load(std::memory_order_relaxed));
+  std::uint64_t limit = Prospect::HoldNs(sock_->peer().service());
   if (limit != 0) limit = std::min(limit, Prospect::HoldNs(place));
   Latched latched(sock_);
   if (end_ns_.load(std::memory_order_relaxed) != 0 ||
-      sock_->lane_state_.state() != LaneState::State::kSeeking ||
-      sock_->mode() != Mode::kPlain || sock_->lane_state_.Pinned() ||
-      sock_->closed_.load(std::memory_order_relaxed)) {
+      sock_->lane_state().state() != LaneState::State::kSeeking ||
+      sock_->mode() != Mode::kPlain || sock_->lane_state().Pinned() ||
+      sock_->ending().closed()) {
     return;
   }
   if (limit == 0) {
@@ -104,32 +105,31 @@ void SendGate::Bulky() {
   }
   place_.store(place, std::memory_order_relaxed);
   end_ns_.store(base::NowNs() + limit, std::memory_order_relaxed);
-  sock_->lane_state_.SetHopeful(true);
-  sock_->lane_state_.Step(LaneState::Event::kHope);
+  sock_->lane_state().SetHopeful(true);
+  sock_->lane_state().Step(LaneState::Event::kHope);
 }
 
 std::uint64_t SendGate::Begin(std::uint64_t now) {
   std::uint64_t end = end_ns_.load(std::memory_order_relaxed);
   if (end != 0) return end;
-  const std::uint64_t limit =
-      Prospect::HoldNs(sock_->service_.load(std::memory_order_relaxed));
+  const std::uint64_t limit = Prospect::HoldNs(sock_->peer().service());
   end = limit == 0 ? kNone : now + limit;
   end_ns_.store(end, std::memory_order_relaxed);
   return end;
 }
 
 bool SendGate::Take() {
-  // Of threads that wait at once, one says how the hold ended.
+  // Of threads that wait at once, one reports how the hold ended.
   if (end_ns_.exchange(kNone, std::memory_order_relaxed) <= kNone) {
     return false;
   }
   const std::uint64_t ns = held_ns_.load(std::memory_order_relaxed);
   if (ns == 0) return true;  // no call has waited
-  const bool vain = sock_->lane_state_.state() != LaneState::State::kOnLane;
+  const bool vain = sock_->lane_state().state() != LaneState::State::kOnLane;
   RCSOCK_LOG(2, "fd %d: held back for %llu us%s", sock_->fd(),
              static_cast<unsigned long long>(ns / 1000),
              vain ? ", in vain" : "");
-  Prospect::Held(sock_->service_.load(std::memory_order_relaxed), ns, vain);
+  Prospect::Held(sock_->peer().service(), ns, vain);
   if (const std::uint16_t place = place_.load(std::memory_order_relaxed)) {
     Prospect::Held(place, ns, vain);
   }
@@ -138,11 +138,11 @@ bool SendGate::Take() {
 
 void SendGate::End() {
   if (!Take() || place_.load(std::memory_order_relaxed) == 0) return;
-  // The look goes on, a second at most.  But nothing is known any more of this
-  // connection that its calls should take care for.
+  // The search goes on, a second at most.  But this connection no longer
+  // promises anything that its calls should take care for.
   Latched latched(sock_);
-  sock_->lane_state_.SetHopeful(false);
-  sock_->lane_state_.Step(LaneState::Event::kLoseHope);
+  sock_->lane_state().SetHopeful(false);
+  sock_->lane_state().Step(LaneState::Event::kLoseHope);
 }
 
 void SendGate::EndIfOver() {
@@ -153,13 +153,14 @@ void SendGate::EndIfOver() {
   }
 }
 
-// The lane may have come between two polls for room.  A send says that itself.
+// The lane may have come between two polls for room.  A send that is held
+// reports that itself.
 void SendGate::LaneCame(std::uint64_t sought_ns) {
   if (held_ns_.load(std::memory_order_relaxed) == 0 || Take() ||
       base::NowNs() - sought_ns >= kLateNs) {
     return;
   }
-  Prospect::CameLate(sock_->service_.load(std::memory_order_relaxed));
+  Prospect::CameLate(sock_->peer().service());
   Prospect::CameLate(place_.load(std::memory_order_relaxed));
 }
 
@@ -178,7 +179,7 @@ void SendGate::Reset() {
 // kernel (kNudgeNs) is what the program sends next.
 bool SendGate::WaitInPoll(std::int64_t timeout_ns) {
   if (end_ns_.load(std::memory_order_relaxed) == kNone || !AwaitsLane() ||
-      sock_->GivenToTcp() < kFreeBytes) {
+      GivenToTcp() < kFreeBytes) {
     return true;
   }
   const std::uint64_t most = timeout_ns < 0
@@ -191,10 +192,10 @@ bool SendGate::WaitInPoll(std::int64_t timeout_ns) {
   bool interrupted = false;
   if (now < end) {
     Critical critical;
-    Sock::Wait wait;
+    CallWait wait;
     wait.timed = wait.poll = true;
     wait.signals = tls_signals.any;
-    sock_->AwaitLane(wait, std::min({start + kNudgeNs, start + most, end}));
+    AwaitLane(wait, std::min({start + kNudgeNs, start + most, end}));
     interrupted = wait.signals != tls_signals.any;
     now = base::NowNs();
   }
@@ -219,10 +220,8 @@ bool SendGate::SendsParts() {
   return false;
 }
 
-// Returns whether the peer has agreed, and only a gap between the calls of this
-// end's threads is awaited.
 bool SendGate::AwaitsGap(int flags) const {
-  return sock_->lane_state_.Agreed() &&
+  return sock_->lane_state().Agreed() &&
          (flags & (MSG_DONTWAIT | MSG_OOB)) == 0 &&
          !sock_->nonblock.load(std::memory_order_relaxed) &&
          sock_->mode() == Mode::kPlain && AwaitsLane();
@@ -235,7 +234,7 @@ bool SendGate::AwaitsGap(int flags) const {
 IoResult SendGate::SendAside(int number, const iovec* iov, int count,
                              std::size_t total, int flags, std::size_t* done) {
   Critical critical;
-  Sock::Wait wait;
+  CallWait wait;
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
   const bool later = (flags & Sock::kLater) != 0;
@@ -246,8 +245,8 @@ IoResult SendGate::SendAside(int number, const iovec* iov, int count,
       most == 0 ? ~std::uint64_t{0} : base::NowNs() + most;
   while (AwaitsGap(flags)) {
     // A send that has sent something leaves an error to the next call.
-    if (*done > 0 && sock_->anchor_.Broken()) return IoResult::Done(*done);
-    const IoResult sent = sock_->SendNow(number, iov, count, *done, total);
+    if (*done > 0 && sock_->anchor().Broken()) return IoResult::Done(*done);
+    const IoResult sent = SendNow(number, iov, count, *done, total);
     if (sent.retry()) break;
     const ssize_t n = sent.bytes;
     if (n > 0) *done += static_cast<std::size_t>(n);
@@ -269,10 +268,10 @@ IoResult SendGate::SendAside(int number, const iovec* iov, int count,
       errno = error;
       return IoResult::Done(ssize_t{-1});
     }
-    sock_->AwaitLane(wait, std::min(now + kAsideNs, end));
+    AwaitLane(wait, std::min(now + kAsideNs, end));
   }
-  // Another thread has closed it: see Send.
-  if (*done > 0 && sock_->closed_.load(std::memory_order_relaxed)) {
+  // Another thread has closed the stream: see Send.
+  if (*done > 0 && sock_->ending().closed()) {
     return IoResult::Done(*done);
   }
   return IoResult::Retry();
@@ -308,10 +307,10 @@ bool SendGate::Nudge(Call& call) {
   // What the kernel takes without a sleep, it takes whether or not there was a
   // signal.
   const bool whole = call.interrupted || call.total <= kWhole;
-  const IoResult sent = sock_->SendNow(call.number, call.iov, call.count, *done,
-                                       whole ? call.total : kNudgeBytes);
+  const IoResult sent = SendNow(call.number, call.iov, call.count, *done,
+                                whole ? call.total : kNudgeBytes);
   if (sent.retry()) {
-    return call.interrupted && !sock_->closed_.load(std::memory_order_relaxed);
+    return call.interrupted && !sock_->ending().closed();
   }
   const ssize_t n = sent.bytes;
   if (n > 0) *done += static_cast<std::size_t>(n);
@@ -336,7 +335,7 @@ bool SendGate::Nudge(Call& call) {
 // Waits for the lane until `end`, and nudges the peer meanwhile.
 void SendGate::HoldUntil(Call& call, std::uint64_t start, std::uint64_t end) {
   Critical critical;
-  Sock::Wait wait;
+  CallWait wait;
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
   const bool later = (call.flags & Sock::kLater) != 0;
@@ -344,7 +343,7 @@ void SendGate::HoldUntil(Call& call, std::uint64_t start, std::uint64_t end) {
   wait.any = tls_signals.begun;
   std::uint64_t nudge = start + kNudgeNs;
   for (;;) {
-    const int r = sock_->AwaitLane(wait, std::min(nudge, end));
+    const int r = AwaitLane(wait, std::min(nudge, end));
     call.interrupted = later ? wait.any != tls_signals.any
                              : wait.signals != tls_signals.interrupts;
     const std::uint64_t now = base::NowNs();
@@ -359,7 +358,7 @@ IoResult SendGate::Send(int number, const iovec* iov, int count,
                         std::size_t total, int flags, std::size_t* done) {
   const bool may = MayHold(flags);
   if ((!may && !AwaitsGap(flags)) || total == 0 || Null(iov, count) ||
-      sock_->GivenToTcp() < kFreeBytes) {
+      GivenToTcp() < kFreeBytes) {
     return IoResult::Retry();
   }
   if (!may) return SendAside(number, iov, count, total, flags, done);
@@ -383,63 +382,64 @@ IoResult SendGate::Send(int number, const iovec* iov, int count,
   End();
   // Another thread has closed the stream.  The number may be another
   // connection's by now, which the caller's next try finds out.
-  if (*done > 0 && sock_->closed_.load(std::memory_order_relaxed)) {
+  if (*done > 0 && sock_->ending().closed()) {
     return IoResult::Done(*done);
   }
   return AwaitsGap(flags) ? SendAside(number, iov, count, total, flags, done)
                           : IoResult::Retry();
 }
 
-// --- What the stream does for a held send
-
 // A wake-up cannot be lost.  The waiting thread reads the word and then looks
-// at what send_gate_.AwaitsLane() asks.  That is changed before the word is
+// at what AwaitsLane() asks.  That is changed before the word is
 // bumped here.  So a thread that saw the old state has the old number, and the
 // kernel compares. All is seq_cst, and the time of the hold is bounded.
-void Sock::WakeHeld() { sleepers_.Wake(true); }
+void SendGate::Wake() { sock_->sleepers().Wake(true); }
 
-int Sock::AwaitLane(Wait& wait, std::uint64_t until_ns) {
+int SendGate::AwaitLane(CallWait& wait, std::uint64_t until_ns) {
   Spinner spin{Spinner::LongLooks()};
   do {
-    LookForAnswer();
-    if (!send_gate_.AwaitsLane()) return 0;
+    sock_->search().LookForAnswer();
+    if (!AwaitsLane()) return 0;
   } while (spin.Go() && base::NowNs() < until_ns);
-  tx_latch.lock();
-  const std::uint32_t seq = sleepers_.Seq(true);
+  sock_->tx_latch.lock();
+  const std::uint32_t seq = sock_->sleepers().Seq(true);
   wait.deadline_ns = until_ns;
   const int result =
-      send_gate_.AwaitsLane() ? SleepOn(wait, true, 0, seq, nullptr) : 0;
-  tx_latch.unlock();
+      AwaitsLane() ? sock_->SleepOn(wait, true, 0, seq, nullptr) : 0;
+  sock_->tx_latch.unlock();
   return result;
 }
 
-std::uint64_t Sock::GivenToTcp() {
-  if (mode() == Mode::kPlain) return calls_.tx();
+std::uint64_t SendGate::GivenToTcp() const {
+  if (sock_->mode() == Mode::kPlain) return sock_->calls().tx();
   Critical critical;
-  tx_latch.lock();
-  const std::uint64_t bytes = stream_ != nullptr ? stream_->tx_off() : 0;
-  tx_latch.unlock();
+  sock_->tx_latch.lock();
+  const stream::Stream* const stream = sock_->engine();
+  const std::uint64_t bytes =
+      stream != nullptr ? stream->tx_off() : sock_->calls().tx();
+  sock_->tx_latch.unlock();
   return bytes;
 }
 
-IoResult Sock::SendNow(int number, const iovec* iov, int count,
-                       std::size_t skip, std::size_t most) {
+IoResult SendGate::SendNow(int number, const iovec* iov, int count,
+                           std::size_t skip, std::size_t most) {
   IovRest rest(iov, count);
   rest.Limit(skip, most);
-  if (mode() == Mode::kEngine) {
+  if (sock_->mode() == Mode::kEngine) {
     std::size_t done = 0;
-    tx_latch.lock();
+    sock_->tx_latch.lock();
     const IoResult result =
-        SendLatched(number, rest.iov(), rest.count(), rest.total(),
-                    MSG_DONTWAIT | MSG_NOSIGNAL, &done);
+        sock_->SendLatched(number, rest.iov(), rest.count(), rest.total(),
+                           MSG_DONTWAIT | MSG_NOSIGNAL, &done);
     if (!result.done()) return IoResult::Retry();
     return IoResult::Done(result.bytes >= 0 ? result.bytes : ssize_t{-errno});
   }
-  InKernel in(this);
+  Sock::InKernel in(sock_);
   if (!in.May(number, Mode::kPlain) && !in.May(number, Mode::kUnread)) {
     return IoResult::Retry();
   }
-  return IoResult::Done(in.Sent(anchor_.Send(rest.iov(), rest.count())));
+  return IoResult::Done(
+      in.Sent(sock_->anchor().Send(rest.iov(), rest.count())));
 }
 
 }  // namespace rcsock::posix

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/posix/socket/call_wait.h"
 #include "lib/posix/socket/io_result.h"
 
 namespace rcsock::posix {
@@ -15,8 +16,8 @@ namespace rcsock::posix {
 class Sock;
 
 // Lets a send of a stream on TCP wait a little for the lane that is about to
-// come, and makes way for that lane between the parts of a long send.  A hold
-// is one such time.  Of each search it begins once at most.
+// come.  Also makes way for that lane between the parts of a long send.  A hold
+// is one such time.  Each search has one hold at most.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -46,7 +47,8 @@ class SendGate {
   // Goes on with a blocking send of which `done` bytes have gone, by parts, so
   // that the stream can be adopted between two of them.  `life` and `signals`
   // are what Life and tls_signals.any were when the call began.  `goes_on`
-  // waits for room, and says whether the call goes on.  Returns all its bytes.
+  // waits for room, and says whether the call goes on.  Returns all bytes of
+  // the send.
   using GoesOn = bool(int number, short events, std::uint32_t signals,
                       std::uint64_t* left_ns);
   ssize_t SendParts(int number, const iovec* iov, int count, std::size_t total,
@@ -64,6 +66,10 @@ class SendGate {
   // The lane has come, of a search that began at `sought_ns`: reports a hold
   // that has ended too early.  The caller may hold both latches.
   void LaneCame(std::uint64_t sought_ns);
+
+  // Wakes threads that wait for the lane: what AwaitsLane returns has changed.
+  // The caller may hold any latch.
+  void Wake();
 
   // Forgets the hold, for another connection.
   void Reset();
@@ -88,6 +94,14 @@ class SendGate {
   // The part of End that needs no latch.  Returns false if there was no hold.
   bool Take();
   void CountHeld(std::uint64_t since_ns);
+  // Returns how many bytes of the application TCP has got.
+  std::uint64_t GivenToTcp() const;
+  // Waits until AwaitsLane changes.  Returns as Sock::SleepOn.
+  int AwaitLane(CallWait& wait, std::uint64_t until_ns);
+  // Sends at most `most` bytes from `skip` on, as much as TCP has room for.
+  // `bytes` of an error is -errno.
+  IoResult SendNow(int number, const iovec* iov, int count, std::size_t skip,
+                   std::size_t most);
 
   Sock* const sock_;
   std::atomic<std::uint64_t> end_ns_{0};   // 0: none has begun; kNone: no more

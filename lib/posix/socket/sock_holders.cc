@@ -1,9 +1,13 @@
 #include "lib/posix/socket/sock_holders.h"
 
+#include <sys/socket.h>
+
 #include "lib/base/log.h"
+#include "lib/base/real.h"
 #include "lib/posix/sharing/forks.h"
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_settings.h"
 #include "lib/posix/sys/pinned.h"
 
 namespace rcsock::posix {
@@ -80,7 +84,7 @@ void Holders::Mark() {
 }
 
 bool Holders::Sole() const {
-  // The child of a fork under way is not counted before the end.
+  // The child of a fork under way is not counted before the end of the fork.
   return !Forking() && SoleBeforeFork();
 }
 
@@ -97,7 +101,7 @@ bool Holders::SoleBeforeFork() const {
 // (ForEachSock).  If both come at one instant, the child may have a number that
 // nothing there knows, as it may of any descriptor.
 bool Holders::EndHere() const {
-  if (given_away() || (!sock_->Closed() && Forking())) return false;
+  if (given_away() || (!sock_->ending().closed() && Forking())) return false;
   return EndOfFamily() && sock_->noted().Alone(false);
 }
 
@@ -122,7 +126,7 @@ void Holders::Leave() {
   latches_.AssertHeld();
   Holding* const all = Find();
   if (all == nullptr) return;
-  // Then the stream's counts are for the statistics only.
+  // If no lane will ever come, the stream's counts are for the statistics only.
   if (sock_->lane_state().Never()) Spoil();
   TellGivenAway(all);
   TellMoved();
@@ -166,6 +170,34 @@ void Holders::OnForkChild() {
   latches_.AssertUnshared();
   told_tx_ = sock_->calls().tx();
   told_rx_ = sock_->calls().rx();
+}
+
+Sock* Holders::Inherited(int number, int fd) {
+  Holding* const all = FindHolding(number);
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  auto* address = reinterpret_cast<sockaddr*>(&peer);
+  if (all == nullptr || real::getpeername(fd, address, &length) != 0) {
+    return nullptr;
+  }
+  Sock* sock = Sock::New(all->role.load() == 1 ? stream::Role::kAcceptor
+                                               : stream::Role::kConnector,
+                         false);
+  if (sock == nullptr) return nullptr;
+  const std::uint64_t tx = all->tx.load();
+  const std::uint64_t rx = all->rx.load();
+  sock->holders().Join(number, tx, rx);
+  // Copies that have not been used ring the program before this one.
+  all->owner.store(0);
+  sock->tally().JoinAt(tx, rx);
+  sock->tally().Inherit();
+  sock->anchor().SetNumber(fd);
+  sock->anchor().SetInode(all->inode.load());
+  // The connection may have been on a lane before.
+  sock->noted().LearnDrift(fd);
+  Settings(sock).Learn(fd);
+  sock->peer().Set(fd, address, length);
+  return sock;
 }
 
 }  // namespace rcsock::posix

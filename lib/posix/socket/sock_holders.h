@@ -11,9 +11,9 @@ namespace rcsock::posix {
 
 class Sock;
 
-// The processes that hold the connection: which Holding counts them, what this
-// process has told there, and whether a program that is not followed has the
-// connection.
+// The processes that hold the connection: which Holding counts them, and what
+// this process has told there.  Also whether a program that is not followed has
+// the connection.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -26,7 +26,7 @@ class Holders {
   // Returns the number of the Holding; -1: no other process has ever held the
   // connection.  The caller may hold any latch.
   int number() const { return number_.load(); }
-  // Returns that Holding, or null.
+  // Returns the Holding, or null.
   Holding* Find() const { return FindHolding(number()); }
   // Makes a Holding, in which other processes may be counted, if there is none.
   // Returns false if there is no memory.
@@ -37,12 +37,12 @@ class Holders {
   // `hides`: an unused copy need not be counted (PrepareToHide).  Requires the
   // latches of a fork.
   void ShareByFork(std::uint32_t fork, bool hides);
-  // Takes that count back, after a fork that has failed.
+  // Takes ShareByFork back, after a fork that has failed.
   void UnshareByFork(std::uint32_t fork);
   // Notes that a program without rcsock may hold the connection from now on.
   // seq_cst: the thread that gives the connection away looks at the mode after
-  // this.  TryAdopt sets the mode, and looks at this after.  One of the two
-  // sees the other.
+  // this.  TakeFromKernelLatched sets the mode, and then looks at this count.
+  // One of the two threads sees the other.
   void GiveAway() { given_away_.fetch_add(1, std::memory_order_seq_cst); }
   // Takes GiveAway back: there is no such program.  `life`: what Life returned
   // before GiveAway.
@@ -86,8 +86,12 @@ class Holders {
 
   // The stream, which no other thread knows, begins with the Holding `number`
   // at these offsets.  Other holders may add to what is told there at any time.
-  // So the caller has read it once, and the stream begins at the same offsets.
+  // So the caller has read the offsets once, and the stream begins at these.
   void Join(int number, std::uint64_t tx, std::uint64_t rx);
+  // Returns the stream of the Holding `number`, in the program that was
+  // executed.  `fd` is a descriptor of the connection.  Returns null if there
+  // is no such connection, or no memory.
+  static Sock* Inherited(int number, int fd);
   // As Join, for the Holding that the stream has.  Requires both latches.
   void TakeOver(std::uint64_t tx, std::uint64_t rx);
   // Forgets all, for another connection.

@@ -14,6 +14,7 @@
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/recv_in_place.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/iov_rest.h"
 #include "lib/posix/sys/user_arguments.h"
@@ -25,7 +26,7 @@ void RaiseSigpipe() {
   const int saved = errno;
   const long pid = ::syscall(SYS_getpid);
   const long tid = ::syscall(SYS_gettid);
-  // The kernel says it so: by kill(), not by tkill().
+  // The kernel reports this signal as one by kill(), not by tkill().
   siginfo_t info{};
   info.si_signo = SIGPIPE;
   info.si_code = SI_USER;
@@ -87,11 +88,11 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
   return n;
 }
 
-// A stream on TCP keeps the error as what lies behind bytes read ahead, with
-// none of these.
+// A stream on TCP keeps the error as one behind bytes that were read ahead,
+// without any such bytes.
 void Sock::KeepError(int fd, int error) {
   if (!stream::IsToldOnce(error)) return;
-  CancelSeek();
+  search_.Cancel();
   Latched latched(this);
   if (!IsAt(fd)) return;
   switch (mode()) {
@@ -104,21 +105,9 @@ void Sock::KeepError(int fd, int error) {
       return;
     case Mode::kPlain:
       if (read_ahead_.Held().Make(nullptr, 0, SocketInode(fd), 0, error)) {
-        BecomeUnread();
+        SetUnread(true);
       }
   }
-}
-
-// TCP's end is not the stream's end while this end does not have the lane that
-// both ends have agreed on.  The peer may have had the lane, put its last bytes
-// there, and died.  Its word that it has the lane is in a queue of the
-// conductor's by then, so the wait is short.  The kernel will report its end
-// again.  A reset is not held: the kernel, too, loses what it has not delivered
-// by then, see killed_with_unread in tests/posix/kills.  Nor is an end held
-// that comes before this end has said that it has adopted the stream, which may
-// take longer.  Then the peer does not have the lane.
-bool Sock::HoldsEnd() const {
-  return lane_ == nullptr && lane_state_.Agreed() && !moves.load();
 }
 
 Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
@@ -155,7 +144,7 @@ IoResult Sock::EngineSend(int fd, const iovec* iov, int count,
   }
   if (AwaitsAnswer()) [[unlikely]] {
     tx_latch.unlock();
-    LookForAnswer();
+    search_.LookForAnswer();
     const IoResult held = send_gate_.Send(fd, iov, count, total, flags, done);
     if (!held.retry()) return held;
     tx_latch.lock();
@@ -184,15 +173,15 @@ void Sock::WriteWithBoth(SendCall& call) {
     lane_tx_ += static_cast<std::uint64_t>(n);
   }
   if (n < 0 && *call.done > 0) stream_->KeepError(static_cast<int>(-n));
-  // After a part as after nothing: a caller that waits for the rest, or for the
-  // edge, must be told when TCP takes more.
+  // If TCP took a part, or nothing, a caller that waits for the rest, or for
+  // the edge, must be told when TCP takes more.
   if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < call.left)) &&
       stream_->tx() == stream::Tx::kRaw && !stream_->AwaitsRaw()) {
     watch_.WantRoom();
   }
   HandleChanges();
   if (lane_ == nullptr && n > 0 && stream_->Idle() && !lane_state_.Seeking()) {
-    PostSettle();
+    settling_.Post();
   }
   rx_latch.unlock();
 }
@@ -238,7 +227,7 @@ IoResult Sock::SendLatched(int fd, const iovec* iov, int count,
     if (!block) {
       if (!stream_->FastTx()) break;
       if (lane_->Writable() > 0 && n > 0) continue;
-      WatchStarved();
+      starvation_.Watch();
       break;
     }
     // TCP took a part.  Only its EAGAIN makes the conductor watch for room.
@@ -275,7 +264,8 @@ IoResult Sock::SendNull(int fd, int flags, std::size_t* done) {
 
 IoResult Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
                         std::size_t* done) {
-  // Only bytes that would be put there are a fault.  Then nothing is taken.
+  // The address is a fault only if bytes would be put there.  Then the call
+  // takes nothing.
   std::size_t room = 0;
   int good = 0;
   for (; good < count && !Null(iov + good, 1); ++good) {
@@ -323,7 +313,7 @@ IoResult Sock::EngineRecv(int fd, const iovec* iov, int count,
   }
   if (AwaitsAnswer()) [[unlikely]] {
     rx_latch.unlock();
-    LookForAnswer();
+    search_.LookForAnswer();
     rx_latch.lock();
   }
   return RecvLatched(fd, iov, count, total, flags, done);
@@ -372,11 +362,11 @@ struct Sock::RecvCall {
   bool last_look = false;
 };
 
-// Reads what the ring alone does not tell: the stream is not on its lane in
+// Reads what the ring alone does not tell.  The stream is not on its lane in
 // full, the lane is dead, or a control message lies in the ring.  No honest
-// peer sends such a message now.  Progress takes it, and nothing behind it can
-// be read before.  Returns kDone if the call goes on.  Holds the rx latch again
-// on return.
+// peer sends such a message now.  Progress takes such a message, and nothing
+// behind the message can be read before.  Returns kDone if the call goes on.
+// Holds the rx latch again on return.
 IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
   using Status = IoResult::Status;
   // Between two sleeps the thread counts as being in the call.
@@ -386,7 +376,7 @@ IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
   tx_latch.lock();
   rx_latch.lock();
   if (timed) {
-    const bool joins = JoinsLeft(call.wait, 0);
+    const bool joins = left_.Joins(call.wait, 0);
     sleepers_.OnWord(false).fetch_sub(1, std::memory_order_relaxed);
     if (joins) [[unlikely]] {
       tx_latch.unlock();
@@ -410,7 +400,7 @@ IoResult::Status Sock::ReadWithBoth(RecvCall& call, int fd) {
     stream_->KeepError(static_cast<int>(-n));
   }
   HandleChanges();
-  if (lane_ == nullptr && stream_->Idle()) PostSettle();
+  if (lane_ == nullptr && stream_->Idle()) settling_.Post();
   tx_latch.unlock();
   return Status::kDone;
 }
@@ -469,7 +459,7 @@ inline Sock::Turn Sock::NextTurn(RecvCall& call) {
   if (!call.block || rd_shut_ || stream_->EndsIn(static_cast<std::size_t>(n))) {
     return Turn::kEnds;
   }
-  const bool ends = TcpEndsNext();
+  const bool ends = Looks(this).TcpEndsNext();
   if (ends && call.last_look) return Turn::kEnds;
   call.last_look = ends;
   return ends ? Turn::kLooks : Turn::kWaits;
@@ -550,8 +540,8 @@ ssize_t Sock::Drop(std::size_t limit, bool peek) {
     if (n <= 0) return done > 0 ? static_cast<ssize_t>(done) : n;
     // A peek counts all that is there, which need not be looked at.
     if (peek) {
-      return std::max(n,
-                      static_cast<ssize_t>(std::min(limit, ReadableLatched())));
+      return std::max(n, static_cast<ssize_t>(
+                             std::min(limit, Looks(this).ReadableLatched())));
     }
     done += static_cast<std::size_t>(n);
     if (done == limit || anchor_.AtMark()) return static_cast<ssize_t>(done);

@@ -9,7 +9,6 @@
 
 #include "lib/base/latch.h"
 #include "lib/base/paired.h"
-#include "lib/base/policy.h"
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/fd/file.h"
@@ -20,15 +19,19 @@
 #include "lib/posix/socket/sock_ancillary.h"
 #include "lib/posix/socket/sock_calls.h"
 #include "lib/posix/socket/sock_claim.h"
-#include "lib/posix/socket/sock_closed.h"
 #include "lib/posix/socket/sock_control.h"
+#include "lib/posix/socket/sock_end.h"
 #include "lib/posix/socket/sock_exec.h"
 #include "lib/posix/socket/sock_hold.h"
 #include "lib/posix/socket/sock_holders.h"
+#include "lib/posix/socket/sock_left.h"
 #include "lib/posix/socket/sock_noted.h"
 #include "lib/posix/socket/sock_notice.h"
 #include "lib/posix/socket/sock_options.h"
+#include "lib/posix/socket/sock_peer.h"
 #include "lib/posix/socket/sock_read_ahead.h"
+#include "lib/posix/socket/sock_search.h"
+#include "lib/posix/socket/sock_settle.h"
 #include "lib/posix/socket/sock_sleepers.h"
 #include "lib/posix/socket/sock_starvation.h"
 #include "lib/posix/socket/sock_tally.h"
@@ -49,8 +52,9 @@ class Sock;
 // connection share.
 enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 
-// The members of a Sock (sock.h).  Their order decides what lies in one cache
-// line, and so is part of the cost of its calls.
+// The members of a Sock (sock.h), and the way to its parts.  The order of the
+// members decides what lies in one cache line, and so is part of the cost of a
+// call.
 class alignas(64) SockLayout : public File,
                                public rendezvous::Seeker,
                                public rendezvous::AnchorWatcher {
@@ -58,12 +62,19 @@ class alignas(64) SockLayout : public File,
   explicit SockLayout(Sock* self)
       : File(FileKind::kSock),
         anchor_(self),
-        zero_copy_(self),
+        zero_copy_(self, completions_),
         control_(self),
         way_back_(self, {tx_latch, rx_latch}),
         across_exec_(self),
+        search_(self, next_ops_),
         send_gate_(self),
+        peer_(self),
+        left_(self, {tx_latch, rx_latch}),
+        settling_(self, {tx_latch, rx_latch}),
         notice_(self, {tx_latch, rx_latch}),
+        remote_(self),
+        starvation_(self, tx_latch),
+        ending_(self, {tx_latch, rx_latch}),
         holders_(self, {tx_latch, rx_latch}),
         claim_(self),
         copy_(self),
@@ -75,6 +86,7 @@ class alignas(64) SockLayout : public File,
   // members of the bases.  The kernel has just been there, so each further line
   // is a miss.
   PlainCalls calls_;
+  // The count of calls at which search_ begins the next search.
   std::atomic<std::uint32_t> next_ops_{0};
   base::Paired<std::atomic<Mode>> mode_;
   LaneState lane_state_;
@@ -82,8 +94,8 @@ class alignas(64) SockLayout : public File,
   // What a call of a stream on a lane touches, once kLaneMark has told of the
   // lane.
   alignas(64) base::Paired<std::unique_ptr<lane::Lane>> lane_;
-  // Shared with stream_; guarded by the latch of the direction.  The members
-  // that follow lie in its last bytes, so that all of this is one line.
+  // Shared with stream_, and guarded by the latch of the direction.  The
+  // members that follow lie in its last bytes, so that all of this is one line.
   [[no_unique_address]] stream::Quick quick_;
   base::Paired<bool> rd_shut_;
   std::atomic<bool> on_lane_{false};
@@ -122,6 +134,35 @@ class alignas(64) SockLayout : public File,
   // says.
   std::atomic<bool> in_spawn_actions{false};
 
+  // --- The parts, each with a header of its own
+  LaneState& lane_state() { return lane_state_; }
+  PlainCalls& calls() { return calls_; }
+  LaneSearch& search() { return search_; }
+  PeerFacts& peer() { return peer_; }
+  TcpAnchor& anchor() { return anchor_; }
+  AnchorWatch& watch() RC_REQUIRES(tx_latch, rx_latch) { return watch_; }
+  KeptOptions& options() { return options_; }
+  Ancillary& ancillary() { return ancillary_; }
+  ZeroCopyUse& zero_copy() { return zero_copy_; }
+  ProgramControl& control() { return control_; }
+  WayBack& way_back() { return way_back_; }
+  Settling& settling() { return settling_; }
+  AcrossExec& across_exec() { return across_exec_; }
+  SendGate& send_gate() { return send_gate_; }
+  Sleepers& sleepers() { return sleepers_; }
+  LeftCalls& left() { return left_; }
+  LaneNotice& notice() { return notice_; }
+  RemoteLane& remote() { return remote_; }
+  Starvation& starvation() { return starvation_; }
+  Ending& ending() { return ending_; }
+  const Ending& ending() const { return ending_; }
+  Holders& holders() { return holders_; }
+  ClaimKeeper& claim() { return claim_; }
+  UnusedCopy& copy() { return copy_; }
+  Tally& tally() { return tally_; }
+  NotedShare& noted() { return noted_; }
+  ReadAhead& read_ahead() { return read_ahead_; }
+
  protected:
   base::Paired<std::unique_ptr<stream::Stream>> stream_;
   // What the engine has delivered in each direction, but for what quick_
@@ -136,51 +177,32 @@ class alignas(64) SockLayout : public File,
   ProgramControl control_;
   WayBack way_back_;
   AcrossExec across_exec_;
-  base::Paired<bool> half_closed_;  // shut down here, or ended by the peer
   Sock* pool_next_ = nullptr;
   std::uint64_t given_ns_ = 0;  // when it came to the pool
   std::uint32_t found_in_ = 0;  // the pool's last look that found a call inside
-  std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> refs_{0};
-  std::atomic<std::uint64_t> next_bytes_{0};
-  std::atomic<std::uint16_t> service_{0};  // as Prospect numbers services
+  LaneSearch search_;
   SendGate send_gate_;
-  std::atomic<int> attempts_{0};
-  std::atomic<bool> local_peer_{false};
-  stream::Role role_ = stream::Role::kConnector;
+  PeerFacts peer_;
 
   // What a sleep touches is one cache line.
-  Sleepers sleepers_;
-  // The number by which the stream goes on after the application has closed it
-  // under sleeping calls; -1: there is none.
-  base::Paired<int> left_fd_{-1};
-  std::atomic<int> left_awake_{0};  // those calls that do not sleep now
-  base::Paired<std::unique_ptr<lane::Lane>> parked_;
-  base::Terms terms_;  // by the rules for the peer
+  alignas(64) Sleepers sleepers_;
+  LeftCalls left_;
 
+  Settling settling_;
   LaneNotice notice_;
-  Remote remote_;
+  RemoteLane remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // of the last lane
-  Starvation starvation_ RC_GUARDED_BY(tx_latch);
+  Starvation starvation_;
   std::uint64_t timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  std::uint64_t close_timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
-  ClosedStreams::Place closed_place_;
-  std::uint32_t settle_wait_ms_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 1;
-  bool settle_posted_ = false;
-  bool finished_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  bool finish_done_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  bool settled_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  std::atomic<bool> connected_{false};
-  bool reset_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
-  std::uint32_t demotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  Ending ending_;
   bool leave_uncounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   Holders holders_;
   ClaimKeeper claim_;
   UnusedCopy copy_;
   Tally tally_;
   NotedShare noted_;
-  std::atomic<base::Reason> reason_{base::Reason::kShortLived};
   ReadAhead read_ahead_;
 };
 

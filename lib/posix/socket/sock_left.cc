@@ -4,12 +4,12 @@
 // Until then the call goes on, whatever the number names meanwhile.  Here the
 // number itself is the anchor.  So close() gives the stream another number, of
 // rcsock's own, which the table has as it has any copy's.  All that is done to
-// every stream is then done to this stream, too.  It ends when that number is
-// closed, by the last of the calls.
+// every stream is then done to this stream, too.  The stream ends when the last
+// of the calls closes that number.
 //
 // A sleeping call is counted already, so a call does nothing more before it
-// sleeps.  A call that wakes finds left_fd_ under its latch.  From then on it
-// is counted in left_awake_ while it does not sleep.  A handler may jump out of
+// sleeps.  A call that wakes finds fd_ under its latch.  From then on it is
+// counted in awake_ while it does not sleep.  A handler may jump out of
 // a sleep, and cancellation ends a sleep, and neither tells of that here.  So
 // the conductor, too, looks whether there is a call left.
 
@@ -41,8 +41,8 @@ namespace {
 
 constexpr std::uint32_t kMostLookMs = 1024;
 
-// The innermost such call of this thread.  A handler may have jumped out of it;
-// then the object may be another connection by now.
+// The innermost call of this thread that has joined (kJoinsLeft).  A handler
+// may have jumped out of it; then the object may be another connection by now.
 struct Left {
   const Sock* sock = nullptr;
   std::uint32_t life = 0;
@@ -50,7 +50,7 @@ struct Left {
   bool awake = false;
 };
 thread_local constinit Left tls_left;
-// Of a call that has just become such a call (kJoinsLeft).
+// What a call that has just joined brings along.
 struct Joined {
   std::uint64_t deadline_ns = 0;
   int result = 0;
@@ -67,17 +67,20 @@ void CloseLeft(int number) {
 
 }  // namespace
 
-// Such a call, from kJoinsLeft on.  It owns a place in left_awake_, and is a
-// critical section that sleeps interrupt, as every call's.  It belongs to its
-// thread.
-class Sock::LeftCall {
+// A call whose number was closed under its sleep, from kJoinsLeft on.  It owns
+// a place in awake_, and is a critical section that sleeps interrupt, as every
+// call's.  It belongs to its thread.
+class LeftCalls::Call {
  public:
-  explicit LeftCall(Sock* sock)
-      : sock_(sock), outer_(tls_left), joined_(tls_joined) {
+  explicit Call(Sock* sock)
+      : sock_(sock),
+        left_(sock->left()),
+        outer_(tls_left),
+        joined_(tls_joined) {
     tls_left = {sock, sock->calls().Life(), joined_.deadline_ns, true};
   }
-  // Also runs when cancellation ends the call.
-  ~LeftCall() {
+  // The destructor also runs when cancellation ends the call.
+  ~Call() {
     const int saved = errno;
     const bool awake = tls_left.awake;
     tls_left = outer_;
@@ -85,15 +88,15 @@ class Sock::LeftCall {
     bool last;
     {
       Latched latched(sock_);
-      if (awake) sock_->left_awake_.fetch_sub(1, std::memory_order_relaxed);
-      last = sock_->LastLeftLatched(&number);
+      if (awake) left_.awake_.fetch_sub(1, std::memory_order_relaxed);
+      last = left_.LastLatched(&number);
     }
     if (last) CloseLeft(number);
     LeaveCritical();
     errno = saved;
   }
-  LeftCall(const LeftCall&) = delete;
-  LeftCall& operator=(const LeftCall&) = delete;
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   // Returns the call's result if there is one at once.  ClosedInUse: the call
   // goes on.
@@ -111,19 +114,20 @@ class Sock::LeftCall {
   template <class Call>
   ssize_t InKernelsSleep(std::atomic<int>* count, Call&& call) {
     count->fetch_add(1, std::memory_order_seq_cst);
-    sock_->SleepsLeft();
+    left_.SleepsToo();  // holds no latch, so does not look at fd_
     CountedSleep counted(count);
     ssize_t n;
     {
       const OutsideCritical outside;
       n = call();
     }
-    sock_->WakesLeft();
+    left_.Wakes();
     return n;
   }
 
  private:
   Sock* const sock_;
+  LeftCalls& left_;
   const Left outer_;
   const Joined joined_;
 };
@@ -131,131 +135,140 @@ class Sock::LeftCall {
 // Returns how many calls sleep on the stream.  If a handler of this thread has
 // interrupted such a call, that call does not count.  The close ends it as the
 // kernel's would, where the interrupted call is over by then.
-int Sock::SleepersLatched() const { return sleepers_.All(tls_signals.counted); }
+int LeftCalls::SleepersLatched() const {
+  return sock_->sleepers().All(tls_signals.counted);
+}
 
-bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
-  if (mode() != Mode::kEngine || SleepersLatched() <= 0) return false;
-  Conductor* conductor = Conductor::IfRunning();
-  if (conductor == nullptr) return false;
+bool LeftCalls::LeaveTo(int number, const Successor& next, int* result) {
+  if (sock_->mode() != Mode::kEngine || SleepersLatched() <= 0) return false;
+  if (Conductor::IfRunning() == nullptr) return false;
   // Without another number the stream ends under the calls.
   const int hidden = base::CopyHigh(number);
   if (hidden < 0) return false;
   // From GoOnBy on the last of the calls may return, and close the stream for
   // good.
-  const std::shared_ptr<Sock> keep = Share();
+  const std::shared_ptr<Sock> keep = Share(sock_);
   bool left;
   {
-    Latched latched(this);
-    left = mode() == Mode::kEngine && SleepersLatched() > 0;
+    Latched latched(sock_);
+    latches_.AssertHeld();
+    left = sock_->mode() == Mode::kEngine && SleepersLatched() > 0;
     if (left) {
-      left_fd_.Write(tx_latch, rx_latch) = hidden;
-      left_awake_.store(0, std::memory_order_relaxed);
-      GoOnBy(hidden, this);
+      fd_.Write(latches_.tx, latches_.rx) = hidden;
+      awake_.store(0, std::memory_order_relaxed);
+      GoOnBy(hidden, sock_);
     }
   }
   if (!left) {
     base::CloseRaw(hidden);
     return false;
   }
-  LoseFd(number);
+  sock_->ending().LoseNumber(number);
   *result = CloseNumber(number, next, true);
   const int saved = errno;
-  EndLeftLater(1);
+  EndLater(1);
   errno = saved;
   return true;
 }
 
-bool Sock::LastLeftLatched(int* number) {
-  if (left_fd_ < 0 || left_awake_.load(std::memory_order_relaxed) > 0 ||
+bool LeftCalls::LastLatched(int* number) {
+  latches_.AssertHeld();
+  if (fd_ < 0 || awake_.load(std::memory_order_relaxed) > 0 ||
       SleepersLatched() > 0) {
     return false;
   }
-  *number = std::exchange(left_fd_.Write(tx_latch, rx_latch), -1);
+  *number = std::exchange(fd_.Write(latches_.tx, latches_.rx), -1);
   return true;
 }
 
-void Sock::EndLeft() {
+void LeftCalls::End() {
   int number;
   {
-    Latched latched(this);
-    if (!LastLeftLatched(&number)) return;
+    Latched latched(sock_);
+    if (!LastLatched(&number)) return;
   }
   CloseLeft(number);
 }
 
-void Sock::EndLeftLater(std::uint32_t ms) {
+void LeftCalls::EndLater(std::uint32_t ms) {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
-  conductor->After(ms, [self = Share(), ms] {
-    self->EndLeft();
+  conductor->After(ms, [self = Share(sock_), ms] {
+    LeftCalls& left = self->left();
+    left.End();
     bool more;
     {
       Latched latched(self.get());
-      more = self->left_fd_ >= 0;
+      more = left.Any();
     }
-    if (more) self->EndLeftLater(std::min(2 * ms, kMostLookMs));
+    if (more) left.EndLater(std::min(2 * ms, kMostLookMs));
   });
 }
 
-void Sock::ForgetLeft() {
-  left_awake_.store(0, std::memory_order_relaxed);
-  tx_latch.AssertUnshared();
-  rx_latch.AssertUnshared();
-  const int number = std::exchange(left_fd_.Write(tx_latch, rx_latch), -1);
+void LeftCalls::Reset() {
+  latches_.AssertUnshared();
+  fd_.Write(latches_.tx, latches_.rx) = -1;
+}
+
+void LeftCalls::OnForkChild() {
+  awake_.store(0, std::memory_order_relaxed);
+  latches_.AssertUnshared();
+  const int number = std::exchange(fd_.Write(latches_.tx, latches_.rx), -1);
   if (number >= 0) CloseLeft(number);
 }
 
 // A call that only waits for a lane does not join, nor does a poll: these have
 // nothing more to do with the stream.
-bool Sock::JoinsLeftToo(const Wait& wait, int result) {
-  // Nor does a call of another connection, whose object this has been.  That
-  // connection ended under the sleep, for there was no number to keep it by.
-  if (wait.process == 0 || wait.process != OwnPid() ||
-      wait.life != calls_.Life() ||
-      (tls_left.sock == this && tls_left.life == calls_.Life())) {
+bool LeftCalls::JoinsToo(const CallWait& wait, int result) {
+  const std::uint32_t life = sock_->calls().Life();
+  // A call of another connection, whose object this has been, does not join
+  // either.  That connection ended under the sleep, for there was no number to
+  // keep it by.
+  if (wait.process == 0 || wait.process != OwnPid() || wait.life != life ||
+      (tls_left.sock == sock_ && tls_left.life == life)) {
     return false;
   }
-  left_awake_.fetch_add(1, std::memory_order_relaxed);
+  awake_.fetch_add(1, std::memory_order_relaxed);
   tls_joined = {wait.deadline_ns, result, tls_signals.any != wait.any};
-  EnterCritical();  // LeftCall leaves it
+  EnterCritical();  // LeftCalls::Call leaves it
   return true;
 }
 
 // The analysis cannot know a latch that `tx` chooses.
-bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
-  base::Latch& latch = tx ? tx_latch : rx_latch;
-  std::atomic<int>& count = sleepers_.OnWord(tx);
+bool LeftCalls::GiveWay(const CallWait& wait, bool tx) RC_NO_LOCK_CHECK {
+  base::Latch& latch = tx ? sock_->tx_latch : sock_->rx_latch;
+  std::atomic<int>& count = sock_->sleepers().OnWord(tx);
   count.fetch_add(1, std::memory_order_relaxed);
   latch.Yield();
-  const bool left = JoinsLeft(wait, 0);
+  const bool left = Joins(wait, 0);
   count.fetch_sub(1, std::memory_order_relaxed);
   return left;
 }
 
-bool Sock::SleepsLeft() {
-  if (tls_left.sock != this || tls_left.life != calls_.Life() ||
+bool LeftCalls::SleepsToo() {
+  if (tls_left.sock != sock_ || tls_left.life != sock_->calls().Life() ||
       !tls_left.awake) {
     return false;
   }
   tls_left.awake = false;
-  left_awake_.fetch_sub(1, std::memory_order_relaxed);
+  awake_.fetch_sub(1, std::memory_order_relaxed);
   return true;
 }
 
-void Sock::WakesLeft() {
+void LeftCalls::Wakes() {
   tls_left.awake = true;
-  left_awake_.fetch_add(1, std::memory_order_relaxed);
+  awake_.fetch_add(1, std::memory_order_relaxed);
 }
 
-std::uint64_t Sock::LeftDeadline() const {
-  return tls_left.sock == this && tls_left.life == calls_.Life()
+std::uint64_t LeftCalls::DeadlineToo() const {
+  return tls_left.sock == sock_ && tls_left.life == sock_->calls().Life()
              ? tls_left.deadline_ns
              : 0;
 }
 
 IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
                         int flags, std::size_t* done) {
-  LeftCall call(this);
+  LeftCalls::Call call(this);
   if (const IoResult over = call.Over(*done); !over.closed_in_use())
     return over;
   if (Null(iov, count) && (flags & MSG_TRUNC) == 0) return IoResult::Gone();
@@ -292,7 +305,7 @@ IoResult Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
 
 IoResult Sock::SendLeft(const iovec* iov, int count, std::size_t total,
                         int flags, std::size_t* done) {
-  LeftCall call(this);
+  LeftCalls::Call call(this);
   if (const IoResult over = call.Over(*done); !over.closed_in_use())
     return over;
   const int number = fd();

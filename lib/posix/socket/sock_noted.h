@@ -12,9 +12,9 @@ namespace rcsock::posix {
 class Sock;
 
 // This process's share in a connection that notes on the open file tell of
-// (sharing/notes.h): one that has been passed by SCM_RIGHTS, or that came from
-// a program without rcsock.  Also how far the stream is ahead of what TCP has
-// carried.
+// (sharing/notes.h).  Such a connection has been passed by SCM_RIGHTS, or came
+// from a program without rcsock.  Also how far the stream is ahead of what TCP
+// has carried.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -61,8 +61,8 @@ class NotedShare {
   // Takes over how far the stream is ahead, as notes on `number` say.  Requires
   // both latches.
   void LearnDrift(int number);
-  // Measures that.  Requires both latches, that the stream has just left its
-  // lane, and that no call is in the kernel with it.
+  // Measures how far the stream is ahead.  Requires both latches, that the
+  // stream has just left its lane, and that no call is in the kernel with it.
   void MeasureDrift();
   // Takes over how far a stream that travels has come.  Returns false if
   // nothing tells that.  Requires both latches, that the stream is about to be
@@ -95,7 +95,7 @@ class NotedShare {
   std::atomic<int> unknown_{0};
   std::atomic<bool> sought_{false};  // such a look is due
   std::uint64_t born_ns_ = 0;        // see Sought; 0: not known
-  // With both latches.
+  // Both latches of the stream guard these.
   Notes::Drift drift_;
   bool drift_known_ = true;
 };

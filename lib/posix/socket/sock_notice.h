@@ -18,9 +18,9 @@ namespace rcsock::posix {
 
 class Sock;
 
-// Whom the lane of a stream tells of what comes: by which notify bits and bell,
-// through which link or source.  Also the threads that sleep in poll() for the
-// stream.
+// What the lane of a stream does when something comes: which notify bits and
+// bell it uses, through which link or source.  Also the threads that sleep in
+// poll() for the stream.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -78,7 +78,7 @@ class LaneNotice {
   // Counts a thread that is about to sleep.  A lane that rings no bell rings
   // this one from now on.
   void EnterPoll(int bell);
-  // Takes that count back.
+  // Takes EnterPoll back.
   void LeavePoll() { polls_.fetch_sub(1, std::memory_order_seq_cst); }
   // Wakes such threads.  The caller may hold any latch of the stream.
   void KickPollers();
@@ -96,7 +96,7 @@ class LaneNotice {
   // that ring the conductor's bell, the conductor does.
   void WantSource(bool wanted) RC_REQUIRES(latches_.tx, latches_.rx);
 
-  // Those that a look touches come first, and lie in one cache line.
+  // The members that a look touches come first, and lie in one cache line.
   std::atomic<std::uint32_t> bits_{0};
   std::atomic<int> bell_{0};
   // Threads that sleep in poll() on a bell for this stream.

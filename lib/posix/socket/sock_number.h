@@ -12,8 +12,8 @@ bool IsTcp(int number);
 // Returns whether an option is set for which the hooks pin a stream, as far as
 // the kernel tells.
 bool OptionsPin(int number);
-// Returns the role of the connection's end, by what TCP has counted: 1 if it
-// has accepted, 0 if it has connected, or -1 if nothing tells it.
+// Returns the role of the connection's end, by what TCP has counted.  1: the
+// end has accepted.  0: the end has connected.  -1: nothing tells the role.
 int RoleByTcp(int number);
 // Returns when the connection began, by CLOCK_MONOTONIC; 0: not known.
 std::uint64_t BornNs(int number);

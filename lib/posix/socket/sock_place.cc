@@ -10,20 +10,20 @@
 
 namespace rcsock::posix {
 
-// Requires either latch.  Returns the working RDMA lane `epoch`, or any such
-// lane for 0.  Returns null if the stream is not on it.
-lane::Lane* Sock::PlacingLane(std::uint32_t epoch) {
-  if (mode() != Mode::kEngine || lane_ == nullptr ||
-      lane_kind_ != lane::Kind::kRdma || (epoch != 0 && epoch != lane_epoch_)) {
+lane::Lane* Placement::LaneOf(std::uint32_t epoch) const {
+  lane::Lane* const lane = sock_->lane();
+  if (sock_->mode() != Mode::kEngine || lane == nullptr ||
+      lane->kind() != lane::Kind::kRdma ||
+      (epoch != 0 && epoch != sock_->lane_epoch_)) {
     return nullptr;
   }
-  return lane_->State() == base::Reason::kNone ? lane_.get() : nullptr;
+  return lane->State() == base::Reason::kNone ? lane : nullptr;
 }
 
 int Placement::Expose(void* at, std::size_t length, std::uint32_t* epoch,
                       std::uint32_t* key) {
   Latched latched(sock_);
-  lane::Lane* const lane = sock_->PlacingLane(0);
+  lane::Lane* const lane = LaneOf(0);
   *epoch = sock_->lane_epoch_;
   return lane == nullptr ? ESTALE : -lane->Expose(at, length, key);
 }
@@ -40,7 +40,7 @@ std::int64_t Placement::Place(std::uint32_t epoch, const void* from,
                               std::uint32_t key) {
   Critical critical;
   sock_->tx_latch.lock();
-  lane::Lane* const lane = sock_->PlacingLane(epoch);
+  lane::Lane* const lane = LaneOf(epoch);
   const std::int64_t ticket = lane == nullptr || !sock_->stream_->FastTx()
                                   ? -ESTALE
                                   : lane->Place(from, length, to, key);
@@ -51,12 +51,12 @@ std::int64_t Placement::Place(std::uint32_t epoch, const void* from,
 int Placement::Placed(std::uint32_t epoch, std::int64_t ticket) {
   Critical critical;
   sock_->tx_latch.lock();
-  lane::Lane* lane = sock_->PlacingLane(epoch);
+  lane::Lane* lane = LaneOf(epoch);
   int result = -ESTALE;
   if (lane != nullptr) {
     result = lane->Placed(ticket) ? 1 : 0;
     // Placed may have fetched the lane's end.
-    if (result == 0 && sock_->PlacingLane(epoch) == nullptr) result = -ESTALE;
+    if (result == 0 && LaneOf(epoch) == nullptr) result = -ESTALE;
   }
   sock_->tx_latch.unlock();
   return result;
@@ -66,8 +66,7 @@ ssize_t Placement::SendDirect(int fd, const void* from, std::size_t length) {
   const iovec iov{const_cast<void*>(from), length};
   Critical critical;
   const base::LatchGuard hold(sock_->tx_latch);
-  if (!sock_->IsAt(fd) || sock_->PlacingLane(0) == nullptr ||
-      !sock_->stream_->FastTx()) {
+  if (!sock_->IsAt(fd) || LaneOf(0) == nullptr || !sock_->stream_->FastTx()) {
     return -1;
   }
   const ssize_t n = sock_->stream_->Write(&iov, 1, length);
@@ -78,7 +77,7 @@ ssize_t Placement::SendDirect(int fd, const void* from, std::size_t length) {
 
 lane::rdma::QpLane* Placement::ReceivingLane() {
   sock_->rx_latch.AssertHeld();
-  lane::Lane* const lane = sock_->PlacingLane(0);
+  lane::Lane* const lane = LaneOf(0);
   return lane != nullptr && sock_->stream_->FastRx()
              ? static_cast<lane::rdma::QpLane*>(lane)
              : nullptr;
@@ -86,7 +85,7 @@ lane::rdma::QpLane* Placement::ReceivingLane() {
 
 lane::rdma::QpLane* Placement::LaneOfSerial(std::uint32_t serial) {
   sock_->rx_latch.AssertHeld();
-  for (lane::Lane* lane : {sock_->lane_.get(), sock_->parked_.get()}) {
+  for (lane::Lane* lane : {sock_->lane_.get(), sock_->settling().parked()}) {
     if (lane == nullptr || lane->kind() != lane::Kind::kRdma) continue;
     auto* const found = static_cast<lane::rdma::QpLane*>(lane);
     if (found->serial() == serial) return found;

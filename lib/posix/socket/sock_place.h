@@ -10,6 +10,9 @@ namespace rcsock::gpu {
 class Memory;
 class Pipe;
 }  // namespace rcsock::gpu
+namespace rcsock::lane {
+class Lane;
+}
 namespace rcsock::lane::rdma {
 class QpLane;
 }
@@ -19,8 +22,8 @@ namespace rcsock::posix {
 class Sock;
 
 // Direct placement: the device of one end writes to memory of the other end,
-// while both are on an RDMA lane.  The lane knows how.  This checks, before and
-// after, that the stream is still on that lane.
+// while both are on an RDMA lane.  The lane knows how.  Placement checks,
+// before and after, that the stream is still on that lane.
 //
 // A view of its Sock, without a state.  Any thread may call it, and holds no
 // latch of the stream, unless a method says otherwise.  `epoch` names a lane.
@@ -29,8 +32,8 @@ class Placement {
  public:
   explicit Placement(Sock* sock) : sock_(sock) {}
 
-  // Lets the peer write to memory.  Stores which lane that is for.  Returns 0,
-  // or an errno.
+  // Lets the peer write to memory.  Stores the lane's epoch, and the key of the
+  // memory.  Returns 0, or an errno.
   int Expose(void* at, std::size_t length, std::uint32_t* epoch,
              std::uint32_t* key);
   // Takes Expose back.
@@ -54,10 +57,11 @@ class Placement {
     int error = 0;
     std::size_t passed = 0;  // from one device's memory to the other's
   };
-  // A device's copies straight into the ring of a lane in shared memory, or out
-  // of it, or between two devices.  Each moves what it can without a sleep.
-  // Returns the bytes, or -1 if the stream is not on such a lane, or the driver
-  // does not take its ring.  No handler runs meanwhile.
+  // A device copies straight into the ring of a lane in shared memory, or out
+  // of the ring, or between the devices of both ends.  FillRing and DrainRing
+  // move what they can without a sleep.  Both return the bytes, or -1 if the
+  // stream is not on such a lane, or the driver does not take its ring.  No
+  // handler runs meanwhile.
   ssize_t FillRing(const std::byte* from, std::size_t length, DeviceCopy* copy);
   ssize_t DrainRing(std::byte* to, std::size_t length, DeviceCopy* copy);
   // Returns the RDMA lane that the stream reads from, or null.  Requires the
@@ -68,6 +72,10 @@ class Placement {
   lane::rdma::QpLane* LaneOfSerial(std::uint32_t serial);
 
  private:
+  // Returns the working RDMA lane `epoch`, or any such lane for 0.  Returns
+  // null if the stream is not on it.  Requires either latch.
+  lane::Lane* LaneOf(std::uint32_t epoch) const;
+
   class RingCopies;
   class Fill;
   class Drain;

@@ -16,6 +16,7 @@
 
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_route.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/thread/call_marks.h"
 
@@ -27,7 +28,7 @@ class Sock::InKernel {
   [[gnu::always_inline]] explicit InKernel(Sock* sock)
       : sock_(sock), mark_(MarkCall(sock)) {
     if (mark_ == nullptr) [[unlikely]]
-      entered_ = sock->calls_.Enter();
+      entered_ = sock->calls().Enter();
   }
   [[gnu::always_inline]] ~InKernel() {
     if (mark_ == nullptr) [[unlikely]] {
@@ -37,19 +38,18 @@ class Sock::InKernel {
     UnmarkCall(mark_);
     // A call that TryAdopt has found inside sees here that the stream is
     // wanted, and finishes the adoption.
-    if (sock_->lane_state_.Wanted()) [[unlikely]]
+    if (sock_->lane_state().Wanted()) [[unlikely]]
       sock_->LastOut();
   }
   InKernel(const InKernel&) = delete;
   InKernel& operator=(const InKernel&) = delete;
-  // Returns whether the call may be made.  It asks for the number again: since
+  // Returns whether the call may be made.  It asks for the number again.  Since
   // the caller found the stream there, the number may have been closed, and be
   // another's.
   bool May(int fd, Mode mode) const {
-    return sock_->mode_.Read().load(std::memory_order_seq_cst) == mode &&
-           sock_->IsAt(fd);
+    return sock_->mode(std::memory_order_seq_cst) == mode && sock_->IsAt(fd);
   }
-  // Count what the call has moved.  Return `n`.
+  // Sent and Received count what the call has moved.  Both return `n`.
   ssize_t Sent(ssize_t n) { return Moved(PlainCalls::kTx, n); }
   ssize_t Received(ssize_t n) { return Moved(PlainCalls::kRx, n); }
 
@@ -80,6 +80,7 @@ class SockAt {
   SockAt(const SockAt&) = delete;
   SockAt& operator=(const SockAt&) = delete;
   explicit operator bool() const { return sock_ != nullptr; }
+  Sock* get() const { return sock_; }
   Sock* operator->() const { return sock_; }
   Sock& operator*() const { return *sock_; }
 
@@ -88,25 +89,15 @@ class SockAt {
   std::optional<Sock::InKernel> in_;
 };
 
+// Returns whether no call is in the kernel with the stream, marked or counted.
+inline bool NobodyInside(Sock* sock) {
+  return FenceCalls() && !sock->calls().Inside() && !CallIn(sock);
+}
+
 inline void Sock::LeaveCall(std::uint32_t entered) {
   if (calls_.Leave(entered) && lane_state_.Wanted()) [[unlikely]]
     LastOut();
 }
-
-inline Sock::KernelWait Sock::EnterKernelWait(std::uint32_t* entered) {
-  if (!lane_state_.MayAdopt()) {
-    return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
-                                   : KernelWait::kNotNeeded;
-  }
-  *entered = calls_.Enter();
-  if (mode_.Read().load(std::memory_order_seq_cst) != Mode::kEngine) {
-    return KernelWait::kEntered;
-  }
-  LeaveCall(*entered);
-  return KernelWait::kNotTheKernels;
-}
-
-inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveCall(entered); }
 
 // Counts before the call ends.  So a thread that finds the call ended sees the
 // counts, and they are this connection's.  A mark keeps the object from its
@@ -127,33 +118,17 @@ inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveCall(entered); }
   }
   // The bytes are on another line, and small calls make few bytes.
   if (calls >= next_ops_.load(std::memory_order_relaxed) ||
-      ((n >= 1024 || calls % 16 == 0) &&
-       calls_.bytes() >= next_bytes_.load(std::memory_order_relaxed)))
+      ((n >= 1024 || calls % 16 == 0) && search_.DueAfter(calls_.bytes())))
       [[unlikely]] {
-    SeekAfterCall();
+    search_.BeginAfterCall();
   }
-}
-
-inline void Sock::CountOnly(PlainCalls::Way way, ssize_t n) {
-  if (!lane_state_.Never(LaneState::kWeak)) return;
-  calls_.AddAbout(way, static_cast<std::uint64_t>(n));
-}
-
-inline ssize_t Sock::Sent(ssize_t n) {
-  if (n > 0) CountOnly(PlainCalls::kTx, n);
-  return n;
-}
-
-inline ssize_t Sock::Received(ssize_t n) {
-  if (n > 0) CountOnly(PlainCalls::kRx, n);
-  return n;
 }
 
 template <class Raw>
 inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
   if (lane_state_.Never(LaneState::kWeak)) {
-    return Sent(raw());
+    return Route(this).Sent(raw());
   }
   std::size_t done = 0;
   for (;;) {
@@ -185,7 +160,7 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
       InKernel in(this);
       if (in.May(fd, Mode::kPlain)) [[likely]] {
       } else if (in.May(fd, Mode::kUnread)) {
-        const int kept = done == 0 ? TakeKept() : 0;
+        const int kept = done == 0 ? read_ahead_.TakeError() : 0;
         if (kept != 0) {
           errno = kept;
           return -1;
@@ -212,8 +187,7 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
   if (lane_state_.Never(LaneState::kWeak) && mode() == Mode::kPlain) {
     const ssize_t n = raw();
-    if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(PlainCalls::kRx, n);
-    return n;
+    return (flags & MSG_PEEK) == 0 ? Route(this).Received(n) : n;
   }
   std::size_t done = 0;
   for (;;) {

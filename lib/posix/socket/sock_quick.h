@@ -12,6 +12,7 @@
 
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/spin.h"
 
@@ -19,7 +20,7 @@ namespace rcsock::posix {
 
 // QuickSend and QuickRecv ask neither for the mode, nor for the Stream, nor
 // whether this stream is still on a lane (kLaneMark is a hint).  What the latch
-// of one direction guards says it all.  But `still` says, with that latch,
+// of one direction guards is enough.  But `still` says, with that latch,
 // whether the caller's number is still this stream's.  The calling thread may
 // have been off its CPU, and the object be another connection by now
 // (fd_table).
@@ -29,16 +30,18 @@ namespace rcsock::posix {
 // - The Stream sets them, while it has a lane, at the end of each function that
 //   changes it (Stream::Settle).  Its owner calls these in kEngine alone.
 // - The lane is taken away behind Stream::ReleaseLane, which clears them.  Both
-//   latches are held from the one to the other (Sock::Settle).
+//   latches are held from the one to the other (Sock::TakeLane).
 // - The lane also goes, with the stream, where the object goes back to the pool
-//   (Unref).  So it does in a child of fork, which has no other thread
-//   (ForkChild).
+//   (Unref).  So it does in the child of a fork, which has no other thread
+//   (AfterFork).
 // - Where the mode leaves kEngine they are cleared with it (BackToPlain,
-//   Finish, Unref, ForkChild), and a new Stream begins without them (TryAdopt).
-//   So a thread that finds one of them true under its latch keeps the lane, and
-//   the flag, until it releases the latch.  It counts what it moves in quick_.
-//   The Stream adds that to its own counts (tx_off, rx_off) with either or both
-//   latches held.
+//   EndEngine, Unref, AfterFork), and a new Stream begins without them
+//   (TakeFromKernelLatched).
+//
+// So a thread that finds one of them true under its latch keeps the lane, and
+// the flag, until it releases the latch.  It counts what it moves in quick_.
+// The Stream adds that to its own counts (tx_off, rx_off) with either or both
+// latches held.
 
 [[gnu::always_inline]] inline void PrefetchToWrite(const void* at) {
   __asm__ volatile("prefetchw (%0)" : : "r"(at));
@@ -103,47 +106,49 @@ template <class Still>
   return result;
 }
 
-// True means that Readiness() for EPOLLIN says that and nothing else.
-[[gnu::always_inline]] inline bool Sock::HasInput() {
-  if (!rx_latch.try_lock()) [[unlikely]]
+[[gnu::always_inline]] inline bool Looks::HasInput() {
+  if (!sock_->rx_latch.try_lock()) [[unlikely]]
     return false;
-  const bool has = lane_is_shm_ && quick_.may_receive && !rd_shut_ &&
-                   !Completions() &&
-                   static_cast<lane::shm::ShmLane*>(lane_.get())->DataNext();
-  rx_latch.unlock();
+  const bool has =
+      sock_->lane_is_shm_ && sock_->quick_.may_receive && !sock_->rd_shut_ &&
+      !sock_->Completions() &&
+      static_cast<lane::shm::ShmLane*>(sock_->lane_.get())->DataNext();
+  sock_->rx_latch.unlock();
   return has;
 }
 
-[[gnu::always_inline]] inline int Sock::QuickLook(int number, int events,
-                                                  bool drained) {
+[[gnu::always_inline]] inline int Looks::QuickLook(int number, int events,
+                                                   bool drained) {
   constexpr int kInput = POLLIN | POLLRDNORM;
   constexpr int kRoom = POLLOUT | POLLWRNORM;
   // A lane never has these, or they are reported unasked.
   constexpr int kOthers =
       POLLRDBAND | POLLWRBAND | POLLPRI | POLLERR | POLLHUP | POLLNVAL;
   if ((events & ~(kInput | kRoom | POLLRDHUP | kOthers)) != 0 ||
-      !rx_latch.try_lock()) {
+      !sock_->rx_latch.try_lock()) {
     return kNotLooked;
   }
   int found = kNotLooked;
-  if (IsAt(number) && quick_.may_receive && !rd_shut_ && !Completions())
-      [[likely]] {
+  if (sock_->IsAt(number) && sock_->quick_.may_receive && !sock_->rd_shut_ &&
+      !sock_->Completions()) [[likely]] {
     bool works = true;
     bool pending = false;
-    if (lane_is_shm_) {
-      pending = static_cast<lane::shm::ShmLane*>(lane_.get())
+    if (sock_->lane_is_shm_) {
+      pending = static_cast<lane::shm::ShmLane*>(sock_->lane_.get())
                     ->RxPendingIfWorks(&works);
     } else {
-      pending = drained && lane_->RxLanded();
-      works = drained && (!pending || lane_->State() == base::Reason::kNone);
+      pending = drained && sock_->lane_->RxLanded();
+      works =
+          drained && (!pending || sock_->lane_->State() == base::Reason::kNone);
     }
-    // Readiness() tells more of the peer's end than input.
-    if (works && !(pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) &&
-                   EndNextLatched())) [[likely]] {
+    // Readiness tells more of the peer's end than input.
+    if (works &&
+        !(pending && ((events & POLLRDHUP) != 0 || !sock_->quick_.may_send) &&
+          EndNextLatched())) [[likely]] {
       found = pending ? events & kInput : 0;
     }
   }
-  rx_latch.unlock();
+  sock_->rx_latch.unlock();
   if ((events & kRoom) != 0 && found != kNotLooked) {
     // Readiness() also begins a watch if there is no room.
     if (!HasRoom(number, nullptr)) return kNotLooked;

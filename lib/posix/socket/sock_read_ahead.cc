@@ -32,4 +32,49 @@ int ReadAhead::HeldFd() {
   return Any() ? unread_.fd() : -1;
 }
 
+int ReadAhead::TakeError() {
+  Critical critical;
+  const base::LatchGuard hold(rx_);
+  return Any() ? TakeErrorLatched() : 0;
+}
+
+int ReadAhead::TakeErrorLatched() {
+  rx_.AssertHeld();
+  const int error = unread_.TakeError();
+  if (unread_.size() == 0) EndLatched();
+  return error;
+}
+
+void ReadAhead::EndLatched() {
+  rx_.AssertHeld();
+  sock_->rx_latch.AssertHeld();
+  if (!Any()) return;
+  unread_.Close();
+  sock_->SetUnread(false);
+}
+
+void ReadAhead::Drop() {
+  Critical critical;
+  const base::LatchGuard hold(rx_);
+  EndLatched();
+}
+
+bool ReadAhead::Inherit(int memory) {
+  rx_.AssertUnshared();
+  sock_->rx_latch.AssertUnshared();
+  if (!unread_.Open(memory)) return false;
+  sock_->peer().SetConnected();
+  sock_->anchor().SetInode(unread_.socket());
+  sock_->anchor().SetCame(unread_.came_ns());
+  sock_->tally().Inherit();
+  if (sock_->holders().number() < 0) {
+    // The process that started this program may read, too.
+    sock_->search().SetReason(base::Reason::kPinnedExec);
+    sock_->lane_state().Step(LaneState::Event::kPin);
+    sock_->holders().GiveAway();
+  }
+  sock_->SetUnread(true);
+  return true;
+}
+
 }  // namespace rcsock::posix

@@ -12,14 +12,14 @@ namespace rcsock::posix {
 class Sock;
 
 // What a stream in kUnread has read from TCP ahead of the application: bytes
-// that the holders of the connection share, and the error behind them.
+// that the holders share, and the error behind them.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.  A child of fork shares the bytes.
 class ReadAhead {
  public:
   // `rx`: the stream's rx_latch, which guards this.
-  ReadAhead(const Sock* sock, base::Latch& rx) : sock_(sock), rx_(rx) {}
+  ReadAhead(Sock* sock, base::Latch& rx) : sock_(sock), rx_(rx) {}
 
   // Returns how many bytes are shared.
   std::size_t Bytes() RC_EXCLUDES(rx_);
@@ -29,8 +29,8 @@ class ReadAhead {
   // there are none.
   int Fd() RC_EXCLUDES(rx_);
 
-  // Returns the bytes, or a descriptor that shares them, or -1.  Require the
-  // rx_latch.
+  // Held returns the bytes, and HeldFd a descriptor that shares them, or -1.
+  // Both require the rx_latch.
   Unread& Held() {
     rx_.AssertHeld();
     return unread_;
@@ -42,22 +42,28 @@ class ReadAhead {
     rx_.AssertUnshared();
     return unread_.Open(memory);
   }
-  // Tell the inode number of the socket of such bytes, and when they came.
-  // Require that no other thread knows the stream.
-  std::uint64_t Socket() const {
-    rx_.AssertUnshared();
-    return unread_.socket();
-  }
-  std::uint64_t CameNs() const {
-    rx_.AssertUnshared();
-    return unread_.came_ns();
-  }
+  // Forgets the bytes, since all are read: the stream is in kPlain.  Requires
+  // the rx_latch.
+  void EndLatched();
+  // Takes the error that is kept for the next call.  Returns 0 if there is
+  // none.
+  [[gnu::cold]] int TakeError() RC_EXCLUDES(rx_);
+  // As TakeError, in kUnread.  Requires the rx_latch.
+  int TakeErrorLatched();
+
+  // Drops the bytes.  Requires a pinned stream, whose connection the kernel has
+  // ended by connect() to no address.
+  void Drop() RC_EXCLUDES(rx_);
+  // Takes over bytes from `memory`, in the program that was executed.  The
+  // anchor has the inode number of their connection then.  Returns false if
+  // `memory` has none.  Requires that no other thread knows the stream.
+  bool Inherit(int memory);
 
  private:
   // Returns whether the stream is in kUnread.
   bool Any() const;
 
-  const Sock* const sock_;
+  Sock* const sock_;
   base::Latch& rx_;
   Unread unread_ RC_GUARDED_BY(rx_);
 };

@@ -9,15 +9,16 @@
 
 namespace rcsock::posix {
 
-// The threads that sleep in calls of a stream: on a word of the stream, on its
-// lane, or on a lane that the stream has left since (a parked one).  A handler
-// may jump out of a sleep, so each thread takes back its own count, maybe late
-// (CountedSleep).
+// The threads that sleep in calls of a stream.  They sleep on a word of the
+// stream, on its lane, or on the parked lane, which the stream has left since.
+// A handler may jump out of a sleep, so each thread takes back its own count,
+// maybe late (CountedSleep).
 //
 // A part of its Sock.  Any thread may call it.  `tx`: the direction.
 class Sleepers {
  public:
-  // Returns what a thread sleeps on that no lane serves.  Wake bumps it.
+  // Returns the word on which a thread sleeps that no lane serves.  Wake bumps
+  // the word.
   std::atomic<std::uint32_t>& Word(bool tx) { return words_[tx]; }
   std::uint32_t Seq(bool tx) const {
     return words_[tx].load(std::memory_order_seq_cst);
@@ -43,10 +44,10 @@ class Sleepers {
     }
     return all;
   }
-  // Wakes those that sleep on the word.
+  // Wakes the threads that sleep on the word.
   //
   // seq_cst on both sides: a sleeper counts itself before it looks at the word
-  // for the last time, and here the word changes before the count is looked at.
+  // for the last time.  Wake changes the word before it looks at the count.
   void Wake(bool tx) {
     words_[tx].fetch_add(1, std::memory_order_seq_cst);
     if (counts_[tx].load(std::memory_order_seq_cst) > 0) {

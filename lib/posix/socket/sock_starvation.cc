@@ -24,22 +24,34 @@ constexpr int kMostRefused = 20;
 
 // More than TCP's buffers take, if the receiver does not read.
 constexpr std::uint64_t kMoreThanTcp = 8 << 20;
-// JudgeStarved looks so long after a stream has left, and so often at most.
+// Judge looks so long after a stream has left, and so often at most.
 constexpr std::uint32_t kJudgeMs = 50;
 constexpr int kMostJudged = 4;
 
-bool Starvation::NoRoom(const lane::Lane& lane) {
-  posted_ = lane.Posted();
-  return !set_;
-}
+// The time between two looks.
+constexpr std::uint32_t kLookMs = 100;
 
-void Starvation::Begin(lane::Lane& lane) {
+void Starvation::Watch() {
+  tx_.AssertHeld();
+  lane::Lane* const lane = sock_->lane();
+  if (lane == nullptr) return;
+  posted_ = lane->Posted();
+  Conductor* conductor = Conductor::IfRunning();
+  // Without memory the look does not come: the next call without room tries
+  // again.
+  if (set_ || conductor == nullptr ||
+      conductor->After(kLookMs, [self = Share(sock_)] {
+        self->starvation().OnLook();
+      }) == 0) {
+    return;
+  }
   set_ = true;
-  acked_ = lane.Acked();
+  acked_ = lane->Acked();
   since_ns_ = base::NowNs();
 }
 
-Starvation::Verdict Starvation::Look(lane::Lane* lane, std::uint16_t service) {
+Starvation::Verdict Starvation::Look(lane::Lane* lane) {
+  tx_.AssertHeld();
   set_ = false;
   if (lane == nullptr) {
     late_ = 0;
@@ -58,11 +70,12 @@ Starvation::Verdict Starvation::Look(lane::Lane* lane, std::uint16_t service) {
     // A thread that waits now may have begun while this look ran, and set none.
     return Verdict::kWatch;
   }
-  return LookLate(lane, service);
+  return LookLate(lane);
 }
 
-Starvation::Verdict Starvation::LookLate(lane::Lane* lane,
-                                         std::uint16_t service) {
+Starvation::Verdict Starvation::LookLate(lane::Lane* lane) {
+  tx_.AssertHeld();
+  const std::uint16_t service = sock_->peer().service();
   const std::uint64_t now = base::NowNs();
   // If this thread is late, the receiver may be, too.
   const bool late = now - since_ns_ > 3 * kLookMs * 1'000'000ull / 2;
@@ -79,46 +92,33 @@ Starvation::Verdict Starvation::LookLate(lane::Lane* lane,
   return Verdict::kLeave;
 }
 
-// --- What the stream does then
-
-void Sock::WatchStarved() {
-  if (lane_ == nullptr || !starvation_.NoRoom(*lane_.get())) return;
-  Conductor* conductor = Conductor::IfRunning();
-  // Without memory the look does not come: the next call without room tries
-  // again.
-  if (conductor != nullptr &&
-      conductor->After(Starvation::kLookMs,
-                       [self = Share()] { self->OnStarved(); }) != 0) {
-    starvation_.Begin(*lane_.get());
+void Starvation::OnLook() {
+  Latched latched(sock_);
+  stream::Stream* const stream = sock_->engine();
+  const bool sends =
+      stream != nullptr && sock_->lane() != nullptr && stream->FastTx();
+  switch (Look(sends ? sock_->lane() : nullptr)) {
+    case Verdict::kNothing:
+      break;
+    case Verdict::kWake:
+      sock_->Wake(true);
+      break;
+    case Verdict::kWatch:
+      Watch();
+      break;
+    case Verdict::kLeave:
+      stream->Demote(Reason::kStarved, true);
+      stream->Progress();
+      sock_->HandleChanges();
   }
 }
 
-void Sock::OnStarved() {
-  Latched latched(this);
-  const bool sends = mode() == Mode::kEngine && stream_ != nullptr &&
-                     lane_ != nullptr && stream_->FastTx();
-  switch (starvation_.Look(sends ? lane_.get() : nullptr,
-                           service_.load(std::memory_order_relaxed))) {
-    case Starvation::Verdict::kNothing:
-      break;
-    case Starvation::Verdict::kWake:
-      WakeTx();
-      break;
-    case Starvation::Verdict::kWatch:
-      WatchStarved();
-      break;
-    case Starvation::Verdict::kLeave:
-      stream_->Demote(Reason::kStarved, true);
-      stream_->Progress();
-      HandleChanges();
-  }
-}
-
-void Sock::JudgeSoon(Starved starved) {
+void Starvation::JudgeSoon(Left left) {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
-  conductor->After(kJudgeMs,
-                   [self = Share(), starved] { self->JudgeStarved(starved); });
+  conductor->After(kJudgeMs, [self = Share(sock_), left] {
+    self->starvation().Judge(left);
+  });
 }
 
 // The kernel has the stream again.  If TCP is full by now, too, or has taken
@@ -129,25 +129,33 @@ void Sock::JudgeSoon(Starved starved) {
 // A sender that has moved nothing yet may not have had a CPU since.  It may
 // also be in the midst of a long call, which is counted at its end.  A sender
 // that has moved more since the last look may go on until TCP is full.
-void Sock::JudgeStarved(Starved starved) {
-  Latched latched(this);
-  if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
-      lane_state_.Pinned()) {
+void Starvation::Judge(Left left) {
+  Latched latched(sock_);
+  if (sock_->mode() != Mode::kPlain || sock_->ending().closed() ||
+      sock_->lane_state().Pinned()) {
     return;
   }
-  const std::uint64_t at = calls_.tx();
-  const bool vain = anchor_.IsFull() || at - starved.left_at >= kMoreThanTcp;
-  const bool over = at != starved.left_at && at == starved.seen_at;
-  if (!vain && !over && starved.looks + 1 < kMostJudged) {
-    JudgeSoon({starved.left_at, at, starved.looks + 1});
+  const std::uint64_t now = sock_->calls().tx();
+  const bool vain = sock_->anchor().IsFull() || now - left.at >= kMoreThanTcp;
+  const bool over = now != left.at && now == left.seen_at;
+  if (!vain && !over && left.looks + 1 < kMostJudged) {
+    JudgeSoon({left.at, now, left.looks + 1});
     return;
   }
-  Prospect::Starved(service_.load(std::memory_order_relaxed), vain);
-  if (!vain || demotions_ == 0) return;
-  --demotions_;
-  TryAgainLater();
+  Prospect::Starved(sock_->peer().service(), vain);
+  if (vain && sock_->tally().TakeDemotionBack()) sock_->search().Later();
 }
 
-bool Sock::RingIsFull() const { return lane_ != nullptr && lane_->HalfFull(); }
+void Starvation::Reset() {
+  tx_.AssertUnshared();
+  set_ = left_ = false;
+  late_ = 0;
+  acked_ = posted_ = since_ns_ = 0;
+}
+
+void Starvation::OnForkChild() {
+  tx_.AssertUnshared();
+  set_ = false;
+}
 
 }  // namespace rcsock::posix

@@ -36,7 +36,7 @@ void Tally::Account() {
   if (accounted_) return;
   accounted_ = true;
   StreamFacts facts = sock_->FactsLatched();
-  // The look for the peer was not even over.
+  // The search for the peer was not even over.
   if (facts.reason == Reason::kPending &&
       base::NowNs() - facts.sought_ns < 1'000'000'000) {
     facts.reason = Reason::kShortLived;
@@ -144,7 +144,7 @@ bool Tally::Describe(SnapshotStream* to) const {
       std::strncpy(to->device, name, sizeof to->device - 1);
     }
   }
-  return sock_->fd() == number && !sock_->Closed();
+  return sock_->fd() == number && !sock_->ending().closed();
 }
 
 void Tally::Promoted() {
@@ -171,7 +171,24 @@ void Tally::LeftLane(bool failover) {
       .fetch_add(1, std::memory_order_relaxed);
 }
 
-// They have counted it.
+void Tally::CountDemotion() {
+  latches_.AssertHeld();
+  ++demotions_;
+}
+
+bool Tally::TakeDemotionBack() {
+  latches_.AssertHeld();
+  if (demotions_ == 0) return false;
+  --demotions_;
+  return true;
+}
+
+std::uint32_t Tally::demotions() const {
+  latches_.AssertHeld();
+  return demotions_;
+}
+
+// The other holders have counted these bytes.
 void Tally::OthersMoved(std::uint64_t tx, std::uint64_t rx) {
   latches_.AssertHeld();
   begun_tx_ += tx;
@@ -184,10 +201,15 @@ void Tally::BeginAt(std::uint64_t tx, std::uint64_t rx) {
   begun_rx_ = rx;
 }
 
+void Tally::JoinAt(std::uint64_t tx, std::uint64_t rx) {
+  sock_->calls().SetMoved(tx, rx);
+  BeginAt(tx, rx);
+}
+
 void Tally::Reset() {
   BeginAt(0, 0);
   latches_.AssertUnshared();
-  promotions_ = left_ = failed_over_ = 0;
+  promotions_ = left_ = failed_over_ = demotions_ = 0;
   promoted_ = accounted_ = inherited_ = false;
 }
 

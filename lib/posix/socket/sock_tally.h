@@ -31,8 +31,8 @@ struct StreamFacts {
 };
 
 // What this process has moved by a stream, and how often the stream has been on
-// a lane: for the statistics, for `rcsock stat`, and for later streams of the
-// service.
+// a lane.  The statistics, `rcsock stat` and later streams of the service use
+// these counts.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
 // stream, unless a method says otherwise.
@@ -57,15 +57,22 @@ class Tally {
   // One direction has come onto a lane.
   void Promoted();
   bool promoted() const;
-  // Both directions have.
+  // Both directions have come onto a lane.
   void CameOnLane();
   // The stream has left its lane, or the lane has failed (`failover`).
   void LeftLane(bool failover);
+  // CountDemotion: this departure speaks against the next lane.
+  // TakeDemotionBack: the last counted one does not.  Returns false if none was
+  // counted.
+  void CountDemotion();
+  bool TakeDemotionBack();
+  // Returns how many departures are counted.
+  std::uint32_t demotions() const;
   // Another holder of the connection has moved so much.
   void OthersMoved(std::uint64_t tx, std::uint64_t rx);
-  // This process begins with the connection there.  Instead of the latches it
-  // suffices that no other thread knows the stream.
-  void BeginAt(std::uint64_t tx, std::uint64_t rx);
+  // This process begins with a connection that has moved so much.  Instead of
+  // the latches it suffices that no other thread knows the stream.
+  void JoinAt(std::uint64_t tx, std::uint64_t rx);
 
   // Notes that the connection comes from another process.  Requires that no
   // other thread knows the stream.
@@ -78,6 +85,7 @@ class Tally {
   void OnForkChild();
 
  private:
+  void BeginAt(std::uint64_t tx, std::uint64_t rx);
   // Bytes that this process has moved, and those of them that went over a lane.
   struct Traffic {
     std::uint64_t tx;
@@ -97,6 +105,7 @@ class Tally {
   std::uint32_t promotions_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
   std::uint32_t left_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
   std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
+  std::uint32_t demotions_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
   bool promoted_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = false;
   bool accounted_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = false;
   bool inherited_ = false;

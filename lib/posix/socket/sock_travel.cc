@@ -25,6 +25,8 @@
 #include "lib/posix/sharing/notes.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_plain.h"
+#include "lib/posix/socket/sock_settings.h"
 #include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
@@ -74,7 +76,7 @@ bool NotedShare::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
         std::min<std::uint64_t>(most_rx, info.tcpi_bytes_received - to_read);
     if (least_tx < most_tx || least_rx < most_rx) continue;
     // The SYN of the end that connects is acknowledged as a byte.
-    const std::uint64_t syn = sock_->role_ == stream::Role::kConnector ? 1 : 0;
+    const std::uint64_t syn = sock_->peer().accepted() ? 0 : 1;
     if (least_tx != most_tx || least_rx != most_rx || most_tx < syn) {
       return false;  // a holder does send or receive
     }
@@ -86,8 +88,7 @@ bool NotedShare::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
 }
 
 void NotedShare::MeasureDrift() {
-  sock_->tx_latch.AssertHeld();
-  sock_->rx_latch.AssertHeld();
+  AssertLatched(sock_);
   std::uint64_t tx, rx;
   // A filter may know none of these calls.
   const bool may = ProcessPinned() != Reason::kSandboxed;
@@ -97,18 +98,16 @@ void NotedShare::MeasureDrift() {
     Notes(sock_->fd()).Spoil();
     return;
   }
-  drift_.tx = static_cast<std::int64_t>(sock_->stream_->tx_off() - tx);
-  drift_.rx = static_cast<std::int64_t>(sock_->stream_->rx_off() - rx);
-  // For later holders of the connection.
+  drift_.tx = static_cast<std::int64_t>(sock_->engine()->tx_off() - tx);
+  drift_.rx = static_cast<std::int64_t>(sock_->engine()->rx_off() - rx);
+  // The note is for later holders of the connection.
   const Notes notes(sock_->fd());
   drift_known_ =
-      notes.SetRole(sock_->role_ == stream::Role::kAcceptor ? 1 : 0) &&
-      notes.SetDrift(drift_);
+      notes.SetRole(sock_->peer().accepted() ? 1 : 0) && notes.SetDrift(drift_);
 }
 
 bool NotedShare::TakeOffsets() {
-  sock_->tx_latch.AssertHeld();
-  sock_->rx_latch.AssertHeld();
+  AssertLatched(sock_);
   if (!Travels()) return true;
   std::uint64_t tx, rx;
   if (!drift_known_ || !TcpOffsets(&tx, &rx)) return false;
@@ -119,7 +118,7 @@ bool NotedShare::TakeOffsets() {
   }
   tx += static_cast<std::uint64_t>(drift_.tx);
   rx += static_cast<std::uint64_t>(drift_.rx);
-  // Others have counted what they have moved.
+  // Other holders have counted what they have moved.
   PlainCalls& calls = sock_->calls();
   sock_->tally().OthersMoved(tx - calls.tx(), rx - calls.rx());
   calls.SetMoved(tx, rx);
@@ -133,10 +132,10 @@ bool NotedShare::AloneByNotes(bool unspoilt) const {
 }
 
 bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
-  if (!sock_->connected_.load() || sock_->closed_.load() ||
-      sock_->holders().given_away() || sock_->IsHalfClosed() ||
-      sock_->lane_state_.Pinned() || sock_->lane_state_.Never() ||
-      sock_->zero_copy_.on() || OwnFace() != Face::kPreload ||
+  if (!sock_->peer().connected() || sock_->ending().closed() ||
+      sock_->holders().given_away() || sock_->way_back().IsHalfClosed() ||
+      sock_->lane_state().Pinned() || sock_->lane_state().Never() ||
+      sock_->zero_copy().on() || OwnFace() != Face::kPreload ||
       ProcessPinned() != Reason::kNone || InBorrowedMemory()) {
     return false;
   }
@@ -148,7 +147,7 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     if (!share_.compare_exchange_strong(none, share)) {
       notes.DropShare(share);  // another thread passes it, too
     }
-    const bool accepted = sock_->role_ == stream::Role::kAcceptor;
+    const bool accepted = sock_->peer().accepted();
     if (!notes.SetRole(accepted ? 1 : 0)) return false;
     sock_->anchor().SetInode(SocketInode(number));
     travels_.store(true, std::memory_order_seq_cst);
@@ -157,8 +156,8 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     // fork that begins later copies the share.
     if (Forking() || !sock_->holders().EndOfFamily()) return false;
   }
-  // This comes first, so that TryAdopt sees the note if this thread does not
-  // see what TryAdopt did.
+  // The note comes first, so that TryAdopt sees it if this thread does not see
+  // what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;
   bool noted = sock_->way_back().ToPlain(Reason::kPinnedScmRights) &&
                sock_->read_ahead().Bytes() == 0;
@@ -171,7 +170,8 @@ bool NotedShare::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     notes.DropFlight(to, tag);
     return false;
   }
-  reason_ = sock_->reason_ = Reason::kPinnedScmRights;
+  reason_ = Reason::kPinnedScmRights;
+  sock_->search().SetReason(reason_);
   RCSOCK_LOG(2, "fd %d: passed on", number);
   return true;
 }
@@ -192,7 +192,7 @@ void NotedShare::Leave(int number) {
     // still in the kernel with it may take their bytes.  Then the share stays,
     // and they stay on TCP.
     sock_->holders().GiveAway();
-    if (sock_->NobodyInside()) Notes(number).DropShare(share_.load());
+    if (NobodyInside(sock_)) Notes(number).DropShare(share_.load());
   }
   travels_.store(false, std::memory_order_seq_cst);
 }
@@ -220,7 +220,7 @@ static Sock* Twin(int number, const Notes& notes) {
 Sock* NotedShare::Arrived(int number, std::uint64_t to, bool peek,
                           std::uint64_t until_ns) {
   const Notes notes(number, until_ns);
-  // This also finds a connection whose sender has noted nothing.
+  // This look also finds a connection whose sender has noted nothing.
   if (Sock* twin = Twin(number, notes)) {
     // One more number of the connection, as by dup.
     if (!peek) notes.DropShare(notes.Arrive(to, false));
@@ -253,7 +253,7 @@ Sock* NotedShare::Foreign(int number, int role, std::uint64_t share,
   // No other thread knows the stream yet.
   sock->tx_latch.AssertUnshared();
   sock->rx_latch.AssertUnshared();
-  NotedShare& noted = sock->noted_;
+  NotedShare& noted = sock->noted();
   noted.share_.store(share);
   noted.travels_.store(true);
   sock->anchor().SetInode(SocketInode(number));
@@ -266,17 +266,17 @@ Sock* NotedShare::Foreign(int number, int role, std::uint64_t share,
     tx += static_cast<std::uint64_t>(noted.drift_.tx);
     rx += static_cast<std::uint64_t>(noted.drift_.rx);
   }
-  sock->BeginAt(tx, rx);
+  sock->tally().JoinAt(tx, rx);
   sock->tally().Inherit();
   noted.reason_ = reason;
-  sock->reason_ = reason;
-  sock->TakeSettings(number);
-  sock->SetPeer(number, address, length);
+  sock->search().SetReason(reason);
+  Settings(sock).TakeOver(number);
+  sock->peer().Set(number, address, length);
   // A half-closed stream stays on TCP.
   if (AskTcpState(number) != kTcpEstablished) {
     sock->lane_state().Step(LaneState::Event::kPin);
   }
-  sock->AllowLane();
+  sock->search().Allow();
   return sock;
 }
 
@@ -312,30 +312,6 @@ void NotedShare::Reset() {
 void NotedShare::OnForkChild() {
   if (Travels()) travelled_by_fork.store(true);
   sought_.store(false);
-}
-
-// Takes over what former holders have set.
-void Sock::TakeSettings(int number) {
-  LearnOptions(number);
-  const long flags = ::syscall(SYS_fcntl, number, F_GETFL);
-  int zero_copy = 0;
-  socklen_t size = sizeof zero_copy;
-  if (OptionsPin(number) || (flags >= 0 && (flags & O_ASYNC) != 0)) {
-    way_back_.Pin(Reason::kPinnedOption);
-  }
-  if (::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_ZEROCOPY, &zero_copy,
-                &size) == 0 &&
-      zero_copy != 0) {
-    zero_copy_.Set(true);
-  }
-  if (role_ != stream::Role::kAcceptor) return;
-  sockaddr_storage own{};
-  size = sizeof own;
-  auto* const address = reinterpret_cast<sockaddr*>(&own);
-  if (::syscall(SYS_getsockname, number, address, &size) == 0) {
-    service_.store(Prospect::ServiceAt(address, size, role_),
-                   std::memory_order_relaxed);
-  }
 }
 
 }  // namespace rcsock::posix

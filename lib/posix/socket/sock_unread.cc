@@ -37,36 +37,22 @@ bool Sock::SpillLatched() {
   return true;
 }
 
-void Sock::BecomeUnread() {
-  unread_streams.fetch_add(1, std::memory_order_relaxed);
-  lane_state_.Step(LaneState::Event::kHalt);
-  SetUnread(true);
-}
-
-void Sock::EndUnreadLatched() {
-  if (mode() != Mode::kUnread) return;
-  read_ahead_.Held().Close();
-  if (Holding* const all = holders_.Find()) all->unread.store(0);
-  unread_streams.fetch_sub(1, std::memory_order_relaxed);
-  if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
-      !closed_.load(std::memory_order_relaxed) && !lane_state_.Pinned() &&
-      stream_ != nullptr) {
-    TryAgainLater();
-    lane_state_.Step(LaneState::Event::kConnect);
-  }
-  SetUnread(false);
-}
-
 // The analysis wants both latches for a change of the mode.
 void Sock::SetUnread(bool unread) RC_NO_LOCK_CHECK {
   RC_DCHECK(mode() != Mode::kEngine);
+  unread_streams.fetch_add(unread ? 1 : -1, std::memory_order_relaxed);
+  if (unread) {
+    lane_state_.Step(LaneState::Event::kHalt);
+  } else {
+    if (Holding* const all = holders_.Find()) all->unread.store(0);
+    if (peer_.connected() && !search_.Spent() && !ending_.closed() &&
+        !lane_state_.Pinned() && stream_ != nullptr) {
+      search_.Later();
+      lane_state_.Step(LaneState::Event::kConnect);
+    }
+  }
   mode_.Write(tx_latch, rx_latch)
       .store(unread ? Mode::kUnread : Mode::kPlain, std::memory_order_seq_cst);
-}
-
-void Sock::Disconnected() {
-  Latched latched(this);
-  EndUnreadLatched();
 }
 
 // One call that reads bytes which were read ahead and are shared.
@@ -108,7 +94,7 @@ void Sock::TakeUnread(UnreadCall& call) {
   }
   if (call.nothing()) call.error = read_ahead_.Held().TakeError();
   call.failed = read_ahead_.Held().Failed();
-  if (!call.failed) EndUnreadLatched();
+  if (!call.failed) read_ahead_.EndLatched();
 }
 
 void Sock::CountUnread(const UnreadCall& call, ssize_t n) {
@@ -165,37 +151,6 @@ IoResult Sock::UnreadRecv(int number, const iovec* iov, int count,
     }
   }
   return IoResult::Done(*done);
-}
-
-int Sock::TakeKept() {
-  Critical critical;
-  const base::LatchGuard hold(rx_latch);
-  return mode() == Mode::kUnread ? TakeKeptLatched() : 0;
-}
-
-int Sock::TakeKeptLatched() {
-  const int error = read_ahead_.Held().TakeError();
-  if (read_ahead_.Held().size() == 0) EndUnreadLatched();
-  return error;
-}
-
-bool Sock::HasError() { return Completions() || read_ahead_.Failed(); }
-
-bool Sock::InheritUnread(int memory) {
-  rx_latch.AssertUnshared();
-  if (!read_ahead_.Open(memory)) return false;
-  connected_.store(true, std::memory_order_relaxed);
-  anchor_.SetInode(read_ahead_.Socket());
-  anchor_.SetCame(read_ahead_.CameNs());
-  tally_.Inherit();
-  if (holders_.number() < 0) {
-    // The process that started this program may read, too.
-    reason_ = Reason::kPinnedExec;
-    lane_state_.Step(LaneState::Event::kPin);
-    holders_.GiveAway();
-  }
-  BecomeUnread();
-  return true;
 }
 
 }  // namespace rcsock::posix

@@ -1,5 +1,6 @@
 // What a call of a stream on a lane does until there is room, or input: it
-// spins, then sleeps.
+// spins, then sleeps.  Also the sleep of a thread that polls one stream
+// (Looks).
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,6 +17,7 @@
 #include "lib/base/sleep.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/posix/thread/spin.h"
@@ -30,7 +32,7 @@ void Sock::Begin(Wait& wait,
   wait.any = wait.later ? tls_signals.begun : tls_signals.any;
   const std::uint64_t limit = timeout_ns.load(std::memory_order_relaxed);
   if (limit == 0) return;
-  const std::uint64_t begun = left_fd_ >= 0 ? LeftDeadline() : 0;
+  const std::uint64_t begun = left_.Deadline();
   wait.deadline_ns = begun != 0 ? begun : base::NowNs() + limit;
 }
 
@@ -44,23 +46,24 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
       return 0;
     }
     if (tx_latch.Contended()) {
-      if (GiveWay(wait, true)) return kJoinsLeft;
+      if (left_.GiveWay(wait, true)) return kJoinsLeft;
       if (wait.life != calls_.Life() || mode() != Mode::kEngine ||
           !stream_->FastTx()) {
         return 0;
       }
     }
   } while (spin.Go());
-  WatchStarved();
+  starvation_.Watch();
   const std::uint32_t token = lane_->SleepToken(true);
   if (lane_->Writable() > 0) return 0;
   return SleepOn(wait, true, token, seq, lane_.get());
 }
 
-void Sock::CountForPoll() {
-  if (!rx_latch.try_lock()) return;
-  if (mode() == Mode::kEngine && lane_ != nullptr) CountForSpin();
-  rx_latch.unlock();
+void Looks::CountForPoll() {
+  if (!sock_->rx_latch.try_lock()) return;
+  if (sock_->mode() == Mode::kEngine && sock_->lane_ != nullptr)
+    sock_->CountForSpin();
+  sock_->rx_latch.unlock();
 }
 
 // The lane's count of messages sent is the thread's, if it has one stream.
@@ -81,7 +84,7 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
       return 0;
     }
     if (rx_latch.Contended()) {
-      if (GiveWay(wait, false)) return kJoinsLeft;
+      if (left_.GiveWay(wait, false)) return kJoinsLeft;
       if (wait.life != calls_.Life() || mode() != Mode::kEngine ||
           !stream_->ReadsLane()) {
         return 0;
@@ -179,9 +182,9 @@ bool Sock::MayBlock(const Wait& wait) {
 // A wake-up cannot be lost (I-SLEEP-1).  Without a lane: `seq` was read before
 // the stream was looked at, each change bumps the word after, and the kernel
 // compares.  With a lane: the lane does this with its own word and `token`.
-// Also, WakeRx bumps the word before it looks for sleepers on the lane, while
+// Also, Wake bumps the word before it looks for sleepers on the lane, while
 // here the sleeper is counted before it looks at the word.  So one side sees a
-// change of state in between.  Where the stream leaves the lane, Settle looks
+// change of state in between.  Where the stream leaves the lane, Settling looks
 // for sleepers, with both latches, and makes all of them return.
 //
 // The analysis cannot know a latch that `tx` chooses.
@@ -200,7 +203,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   std::atomic<int>& count =
       lane != nullptr ? sleepers_.OnLane() : sleepers_.OnWord(tx);
   count.fetch_add(1, std::memory_order_seq_cst);
-  const bool is_left = left_fd_ >= 0 && SleepsLeft();
+  const bool is_left = left_.Sleeps();
   latch.unlock();
   const std::uint64_t start = base::Ticks();
   const std::uint64_t now = wait.deadline_ns != 0 ? base::NowNs() : 0;
@@ -227,8 +230,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     // knows of it.
     latch.lock();
     if (is_left) [[unlikely]] {
-      WakesLeft();
-    } else if (JoinsLeft(wait, result)) {
+      left_.Wakes();
+    } else if (left_.Joins(wait, result)) {
       result = kJoinsLeft;
     }
   }
@@ -242,36 +245,36 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   return 0;
 }
 
-bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
-                         std::uint32_t signals) {
+bool Looks::SleepForInput(int number, std::uint64_t deadline_ns,
+                          std::uint32_t signals) {
   // With a deadline the kernel ends the sleep for any handler, as it ends
   // poll(), and not only for a handler without SA_RESTART.  That includes a
   // handler that rcsock knows nothing of.
   constexpr std::uint64_t kHourNs = 3'600'000'000'000;
   if (deadline_ns == 0) deadline_ns = base::NowNs() + kHourNs;
   Critical critical;
-  rx_latch.lock();
-  const std::uint32_t seq = sleepers_.Seq(false);
-  if (!IsAt(number) || mode() != Mode::kEngine || lane_ == nullptr ||
-      !stream_->FastRx()) {
-    rx_latch.unlock();
+  sock_->rx_latch.lock();
+  const std::uint32_t seq = sock_->sleepers().Seq(false);
+  if (!sock_->IsAt(number) || sock_->mode() != Mode::kEngine ||
+      sock_->lane_ == nullptr || !sock_->stream_->FastRx()) {
+    sock_->rx_latch.unlock();
     return false;
   }
-  const std::uint32_t token = lane_->SleepToken(false);
+  const std::uint32_t token = sock_->lane_->SleepToken(false);
   // This is all that Readiness tells of a stream that is asked for input.
-  if (!lane_->RxPending() && !rd_shut_ && !Completions()) {
-    Wait wait{.deadline_ns = deadline_ns,
-              .signals = signals,
-              .timed = true,
-              .poll = true};
-    SleepOn(wait, false, token, seq, lane_.get());
+  if (!sock_->lane_->RxPending() && !sock_->rd_shut_ && !sock_->Completions()) {
+    CallWait wait{.deadline_ns = deadline_ns,
+                  .signals = signals,
+                  .timed = true,
+                  .poll = true};
+    sock_->SleepOn(wait, false, token, seq, sock_->lane_.get());
   }
-  // The kernel's poll, too, keeps what it sleeps on until it returns.  It
-  // returns then, for the number names nothing.
-  const bool left = left_fd_ >= 0;
-  rx_latch.unlock();
+  // The kernel's poll, too, keeps what it sleeps on until it returns.  This
+  // poll returns then, for the number names nothing.
+  const bool left = sock_->left().Any();
+  sock_->rx_latch.unlock();
   if (left) [[unlikely]]
-    EndLeft();
+    sock_->left().End();
   return true;
 }
 

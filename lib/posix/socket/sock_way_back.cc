@@ -4,6 +4,7 @@
 #include "lib/base/log.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/socket/sock_route.h"
 
 namespace rcsock::posix {
 
@@ -21,11 +22,12 @@ std::uint64_t LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
 // it.  An end that left before its lane comes would not see what a dying peer
 // had put there.  So the lane comes, and is left.
 bool WayBack::AwaitsLane(Reason reason) {
-  if (!sock_->lane_state().Agreed() || sock_->SeeksRemote()) return false;
+  if (!sock_->lane_state().Agreed() || sock_->peer().SeeksRemote())
+    return false;
   Latched latched(sock_);
   latches_.AssertHeld();
-  if (sock_->mode() != Mode::kEngine || sock_->stream_ == nullptr ||
-      sock_->lane() != nullptr || sock_->Closed()) {
+  if (sock_->engine() == nullptr || sock_->lane() != nullptr ||
+      sock_->ending().closed()) {
     return false;
   }
   const std::uint64_t now = base::NowNs();
@@ -37,15 +39,15 @@ bool WayBack::AwaitsLane(Reason reason) {
 }
 
 bool WayBack::Step(Reason reason) {
-  if (sock_->Engaged()) {
+  if (Route(sock_).Engaged()) {
     if (AwaitsLane(reason)) return false;
-    sock_->CancelSeek();
+    sock_->search().Cancel();
     {
       Latched latched(sock_);
-      if (sock_->mode() == Mode::kEngine && sock_->stream_ != nullptr) {
+      if (sock_->engine() != nullptr) {
         sock_->lane_state().Step(LaneState::Event::kLeave);
-        sock_->stream_->Demote(reason, true);
-        sock_->stream_->Progress();
+        sock_->engine()->Demote(reason, true);
+        sock_->engine()->Progress();
         sock_->HandleChanges();
       }
     }
@@ -75,8 +77,8 @@ bool WayBack::ToPlain(Reason reason, std::uint64_t deadline_ns,
 // no memory to share them in.
 bool WayBack::StuckOnStash() const {
   Latched latched(sock_);
-  return sock_->mode() == Mode::kEngine && sock_->stream_ != nullptr &&
-         sock_->lane() == nullptr && sock_->stream_->OnlyStash();
+  return sock_->engine() != nullptr && sock_->lane() == nullptr &&
+         sock_->engine()->OnlyStash();
 }
 
 void WayBack::PinSoon(Reason reason) {
@@ -91,14 +93,13 @@ bool WayBack::Pin(Reason reason, std::uint64_t deadline_ns) {
 }
 
 bool WayBack::PinHere(Reason reason, std::uint64_t deadline_ns) {
-  if (!sock_->lane_state().Pinned() &&
-      sock_->connected_.load(std::memory_order_relaxed)) {
+  if (!sock_->lane_state().Pinned() && sock_->peer().connected()) {
     RCSOCK_LOG(1, "fd %d: stays on TCP: %s", sock_->fd(),
                base::ReasonKey(reason));
   }
   sock_->lane_state().Step(LaneState::Event::kPin);
   const bool ok = ToPlain(reason, deadline_ns);
-  sock_->reason_ = reason;
+  sock_->search().SetReason(reason);
   return ok;
 }
 
@@ -113,7 +114,21 @@ void WayBack::AskFromBorrowed() {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   conductor->Post(
-      [self = sock_->Share()] { self->way_back().Step(Reason::kPinnedExec); });
+      [self = Share(sock_)] { self->way_back().Step(Reason::kPinnedExec); });
+}
+
+// A stream that is half closed in the kernel may not be promoted any more.  The
+// switch would take that end for the end of the peer (rule 1).
+void WayBack::HalfClosed() {
+  latches_.AssertHeld();
+  sock_->holders().Spoil();
+  half_closed_.Write(latches_.tx, latches_.rx) = true;
+  sock_->lane_state().Step(LaneState::Event::kPin);
+}
+
+bool WayBack::IsHalfClosed() const {
+  Latched latched(sock_);
+  return half_closed_;
 }
 
 Reason WayBack::why() const {
@@ -123,6 +138,7 @@ Reason WayBack::why() const {
 
 void WayBack::Reset() {
   latches_.AssertUnshared();
+  half_closed_.Write(latches_.tx, latches_.rx) = false;
   since_ns_ = 0;
   why_ = Reason::kNone;
 }

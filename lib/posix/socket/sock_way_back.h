@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "lib/base/latch_pair.h"
+#include "lib/base/paired.h"
 #include "lib/base/reason.h"
 
 namespace rcsock::posix {
@@ -48,6 +49,13 @@ class WayBack {
   // borrows this process's memory, but not its descriptors.
   void AskFromBorrowed();
 
+  // The stream is shut down here, or ended by the peer, and is pinned. Requires
+  // both latches of the stream.
+  void HalfClosed();
+  bool IsHalfClosed() const;
+  // As IsHalfClosed.  Requires either latch.
+  bool half_closed() const { return half_closed_; }
+
   // Returns why a stream leaves that still awaits its lane.  Requires both
   // latches of the stream.
   base::Reason why() const;
@@ -61,6 +69,7 @@ class WayBack {
 
   Sock* const sock_;
   const base::LatchPair latches_;
+  base::Paired<bool> half_closed_;
   // Since when AwaitsLane has the stream leave, and why.
   std::uint64_t since_ns_ RC_GUARDED_BY_BOTH(latches_.tx, latches_.rx) = 0;
   base::Reason why_ RC_GUARDED_BY_BOTH(latches_.tx,

@@ -42,7 +42,7 @@ ZeroCopy* ZeroCopyUse::ForCall() {
 
 void ZeroCopyUse::Changed() {
   sock_->rx_latch.AssertHeld();
-  sock_->SetCompletions(!its()->empty());
+  SetCompletions(!its()->empty());
 }
 
 void ZeroCopyUse::Forget() {
@@ -57,7 +57,7 @@ void ZeroCopyUse::CopiedInstead() {
   {
     Latched latched(sock_);
     Changed();
-    sock_->WakeRx();
+    sock_->Wake(false);
     // The stream has gone back to the kernel, which does not know of the
     // completion.
     if (sock_->mode() != Mode::kEngine) Registrations::Get().Kick(sock_);
@@ -70,7 +70,7 @@ void ZeroCopyUse::TakeErrors() {
   sock_->rx_latch.AssertHeld();
   if (its() == nullptr || !its()->Drain(sock_->fd())) return;
   Changed();
-  sock_->WakeRx();
+  sock_->Wake(false);
 }
 
 ssize_t ZeroCopyUse::RecvErrors(int number, msghdr* message, int flags) {
@@ -89,10 +89,10 @@ void ZeroCopyUse::OnForkChild() {
   if (its() == nullptr) return;
   its()->ForkChild();
   sock_->rx_latch.AssertUnshared();
-  sock_->SetCompletions(!its()->empty());
+  SetCompletions(!its()->empty());
 }
 
-void Sock::SetCompletions(bool some) {
+void ZeroCopyUse::SetCompletions(bool some) {
   if (completions_.exchange(some, std::memory_order_relaxed) == some) return;
   unread_streams.fetch_add(some ? 1 : -1, std::memory_order_relaxed);
 }

@@ -15,10 +15,14 @@ class ZeroCopy;
 // copied.
 //
 // A part of its Sock.  Any thread may call it, and holds no latch of the
-// stream, unless a method says otherwise.  It keeps its ZeroCopy in the pool.
+// stream, unless a method says otherwise.  Its ZeroCopy stays with it in the
+// pool.
 class ZeroCopyUse {
  public:
-  explicit ZeroCopyUse(Sock* sock) : sock_(sock) {}
+  // `completions`: whether completions wait to be read.  The stream keeps it on
+  // the cache line of its lane.
+  ZeroCopyUse(Sock* sock, std::atomic<bool>& completions)
+      : sock_(sock), completions_(completions) {}
 
   // Notes that the program has set SO_ZEROCOPY to `on`.  Without memory it pins
   // the stream.
@@ -33,8 +37,8 @@ class ZeroCopyUse {
   void CopiedInstead();
   // Carries out recvmsg with MSG_ERRQUEUE.
   ssize_t RecvErrors(int number, msghdr* message, int flags);
-  // Takes what the kernel still owed when the stream left it.  Requires both
-  // latches.  Runs on the conductor's thread.
+  // Takes the completions that the kernel still owed when the stream left the
+  // kernel.  Requires both latches.  Runs on the conductor's thread.
   void TakeErrors();
   // Forgets all completions.  Requires both latches.
   void Forget();
@@ -48,8 +52,10 @@ class ZeroCopyUse {
   ZeroCopy* its() const { return calls_.load(std::memory_order_acquire); }
   // Tells the stream whether completions wait.  Requires the rx_latch.
   void Changed();
+  void SetCompletions(bool some);
 
   Sock* const sock_;
+  std::atomic<bool>& completions_;
   std::atomic<bool> on_{false};
   std::atomic<ZeroCopy*> calls_{nullptr};
 };

@@ -18,6 +18,7 @@
 #include "lib/base/own_file.h"
 #include "lib/base/path.h"
 #include "lib/base/pin_count.h"
+#include "lib/base/process_latch.h"
 #include "lib/base/spin_budget.h"
 #include "lib/gpu/memory.h"
 #include "lib/lane/rdma/target.h"
@@ -26,6 +27,8 @@
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
+
+using base::ProcessLatchOf;
 
 Stats stats;
 
@@ -55,6 +58,10 @@ void Append(char* text, std::size_t capacity, std::size_t* at,
 
 unsigned long long Get(const std::atomic<std::uint64_t>& value) {
   return value.load(std::memory_order_relaxed);
+}
+
+unsigned long long Taken(ProcessLatchOf which) {
+  return Get(base::process_latches_taken[static_cast<int>(which)]);
 }
 
 // The name of the program, in which nothing needs an escape in JSON.
@@ -104,6 +111,8 @@ std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
          "\"gpu_bytes\": {\"slots\": %llu, \"rings\": %llu, "
          "\"devices\": %llu, \"passed\": %llu}, "
          "\"spun_us\": {\"all\": %llu, \"found\": %llu}, "
+         "\"latches\": {\"interest\": %llu, \"conductor\": %llu, "
+         "\"tables\": %llu}, "
          "\"pinned\": {\"bytes\": %llu, \"peak\": %llu}, \"reasons\": {",
          Get(from.demotions), Get(from.failovers), Get(from.lost_bytes),
          Get(from.evicted_budget), Get(from.evicted_memory),
@@ -111,8 +120,9 @@ std::size_t Compose(const Stats& from, long pid) RC_REQUIRES(report_latch) {
          static_cast<unsigned long long>(lane::rdma::InPlaceBytes()),
          Get(gpu::counts.slots), Get(gpu::counts.rings),
          Get(gpu::counts.devices), Get(gpu::counts.passed),
-         Get(base::spun_ns) / 1'000,
-         Get(base::spun_well_ns) / 1'000,
+         Get(base::spun_ns) / 1'000, Get(base::spun_well_ns) / 1'000,
+         Taken(ProcessLatchOf::kInterest), Taken(ProcessLatchOf::kConductor),
+         Taken(ProcessLatchOf::kTables),
          static_cast<unsigned long long>(base::PinCount::Total()),
          static_cast<unsigned long long>(base::PinCount::Peak()));
   bool first = true;
@@ -219,6 +229,9 @@ void StatsForkChild() {
   report_latch.Reset();
   base::spun_ns.store(0, std::memory_order_relaxed);
   base::spun_well_ns.store(0, std::memory_order_relaxed);
+  for (auto& taken : base::process_latches_taken) {
+    taken.store(0, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace rcsock::posix

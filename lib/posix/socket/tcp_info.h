@@ -30,7 +30,7 @@ socklen_t AskTcpInfo(int fd, Info* info) {
              : 0;
 }
 
-// The state alone, which is the first byte; or -1 with errno.
+// Returns the state alone, which is the first byte, or -1 with errno.
 inline int AskTcpState(int fd) {
   std::uint8_t state = 0;
   return AskTcpInfo(fd, &state) > 0 ? state : -1;

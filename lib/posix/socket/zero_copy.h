@@ -17,12 +17,12 @@ namespace rcsock::posix {
 // shifted.  The completion of a lane's call waits here, to be read as if it
 // were on the error queue.
 //
-// Any thread may call this.  Its latch is the last taken.
+// Any thread may call this.  A thread with its latch takes no other.
 class ZeroCopy {
  public:
   // The object serves another connection from now on.
   void Reset();
-  // In the child of fork.  The parent reports what waits.  One of its threads
+  // In the child of a fork.  The parent reports what waits.  One of its threads
   // may have held the latch.
   void ForkChild() {
     latch_.Reset();
@@ -30,14 +30,16 @@ class ZeroCopy {
   }
   // The kernel has taken bytes of a call.
   void ByKernel();
-  // A call was copied.  It is reported in any case.  False: the list of
-  // completions is half full, so the caller should make no further such call.
+  // A call was copied.  Its completion is reported in any case.  Returns false
+  // if the list of completions is half full: then the caller should make no
+  // further such call.
   bool Copied();
-  // Takes over what is on the error queue of `fd`.  False: nothing was there.
+  // Takes over what is on the error queue of `fd`.  Returns false if nothing
+  // was there.
   bool Drain(int fd);
   bool empty() const { return waiting_.load(std::memory_order_acquire) == 0; }
   // Takes the first completion, in the form of recvmsg(MSG_ERRQUEUE): returns
-  // true, with `message` filled in.  False: there is none.
+  // true, with `message` filled in.  Returns false if there is none.
   bool Take(int fd, msghdr* message);
 
  private:

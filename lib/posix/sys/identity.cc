@@ -10,23 +10,37 @@
 namespace rcsock::posix {
 namespace {
 
-RCSOCK_START_DATA std::atomic<long> own_pid{0};
-RCSOCK_START_DATA std::atomic<Face> own_face{Face::kPreload};
+// As many as are never given back.
+constexpr int kForGood = 1 << 24;
 
 }  // namespace
 
-Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
+RCSOCK_START_DATA constinit std::atomic<long> own_pid{0};
+RCSOCK_START_DATA constinit std::atomic<Face> own_face{Face::kPreload};
+RCSOCK_START_DATA constinit std::atomic<int> lendings{0};
 
-void SetOwnFace(Face face) { own_face.store(face, std::memory_order_relaxed); }
+void LendMemory() { lendings.fetch_add(1, std::memory_order_relaxed); }
+void TakeMemoryBack() { lendings.fetch_sub(1, std::memory_order_relaxed); }
+void LendMemoryForGood() {
+  lendings.fetch_or(kForGood, std::memory_order_relaxed);
+}
 
-bool InBorrowedMemory() {
+[[gnu::cold]] void SetOwnFace(Face face) {
+  own_face.store(face, std::memory_order_relaxed);
+  if (face != Face::kPreload) LendMemoryForGood();
+}
+
+bool IsAnotherProcess() {
   const long pid = own_pid.load(std::memory_order_relaxed);
   return pid != 0 && pid != ::syscall(SYS_getpid);
 }
 
-long OwnPid() { return own_pid.load(std::memory_order_relaxed); }
-
-void KnowOwnPid() {
+[[gnu::cold]] void KnowOwnPid() {
+  // The children of the process that has forked are not this one's.
+  if (OwnPid() != 0 &&
+      (lendings.load(std::memory_order_relaxed) & kForGood) == 0) {
+    lendings.store(0, std::memory_order_relaxed);
+  }
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
 }
 

@@ -51,7 +51,9 @@ Strings StringsOf(const toml::node& node, const char* key) {
     const auto text = one.value_exact<std::string>();
     if (!text || text->empty()) {
       throw Wrong(
-          one, fmt::format("{} is a word in quotes, or a list of words in quotes", key));
+          one,
+          fmt::format("{} is a word in quotes, or a list of words in quotes",
+                      key));
     }
     all.push_back(*text);
   };

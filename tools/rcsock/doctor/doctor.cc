@@ -273,6 +273,27 @@ void ExamineSysfs(Findings* findings) {
   ExamineCounters(SysfsRoot(), findings);
 }
 
+// Measures TCP beside the lane that has just been measured: between hosts
+// nothing else tells whether the lane is worth it.
+void CompareWithTcp(const std::string& about, const std::string& host,
+                    std::uint16_t port, const ProbeResult& lane,
+                    Findings* findings) {
+  // Medians of two runs differ by less.
+  constexpr double kMargin = 1.25;
+  if (!lane.error.empty() || lane.lane == "tcp") return;
+  const ProbeResult tcp = Probe(host, port, "tcp");
+  if (!tcp.error.empty() || tcp.lane != "tcp" || tcp.median_us <= 0) return;
+  const std::string text =
+      fmt::format("over TCP a round trip takes {:.1f} us", tcp.median_us);
+  if (lane.median_us <= kMargin * tcp.median_us) {
+    findings->Good(about, text);
+    return;
+  }
+  findings->Warn(about, text + ": the lane is slower",
+                 "a rule with this peer and `lanes = \"tcp\"`; `rcsock perf "
+                 "--compare` measures more");
+}
+
 // Tries the lane to another host. `set` is RCSOCK_LANES; `verbs` says whether
 // this host has a device.
 void TryPeer(const std::string& host, std::uint16_t port, bool verbs,
@@ -287,7 +308,10 @@ void TryPeer(const std::string& host, std::uint16_t port, bool verbs,
     // To another host there is no lane but RDMA.
     if (rule.empty()) rule = rules.Against("rdma", peer, port);
   }
-  Report("to " + host, "", Probe(host, port, ""), set, rule, findings);
+  const std::string about = "to " + host;
+  const ProbeResult result = Probe(host, port, "");
+  Report(about, "", result, set, rule, findings);
+  CompareWithTcp(about, host, port, result, findings);
 }
 
 }  // namespace

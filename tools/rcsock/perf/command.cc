@@ -414,7 +414,8 @@ int RunReport(const Options& options) {
   }
   std::fflush(stdout);
   bool failed = AnyNamedFailed(options, report.latency);
-  for (const auto* points : {&report.sizes, &report.connections}) {
+  for (const auto* points :
+       {&report.sizes, &report.connections, &report.rates}) {
     for (const Point& point : *points) {
       failed = failed || AnyNamedFailed(options, point.rows);
     }
@@ -525,8 +526,9 @@ void AddTransports(CLI::App* perf, Options* options) {
       ->capture_default_str()
       ->type_name("N");
   perf->add_option("--report", options->report,
-                   "Measure latency, throughput over size and rate over\n"
-                   "connections, and write one HTML page with plots")
+                   "Measure latency, throughput over size, rate over\n"
+                   "connections and CPU over rate, and write one HTML\n"
+                   "page with plots")
       ->type_name("FILE");
 }
 

@@ -131,7 +131,8 @@ double UsAt(const Histogram& histogram, double part) {
   return static_cast<double>(histogram.Percentile(part)) / 1000;
 }
 
-std::string LatencyCard(const std::vector<Row>& rows) {
+std::string LatencyCard(const std::string& title, const std::string& note,
+                        const std::vector<Row>& rows) {
   constexpr double kParts[] = {0.5, 0.9, 0.99, 0.999, 0.9999};
   std::vector<Series> all;
   double low = 1e18;
@@ -177,10 +178,7 @@ std::string LatencyCard(const std::vector<Row>& rows) {
          false,
          {0, 25, 50, 75, 100},
          [](double part) { return fmt::format("{:.0f}%", part); }};
-  return Card("Latency",
-              "64-byte messages, one connection; how many round trips had come "
-              "back after which time. Further left is better.",
-              x, y, all, table + "</table>");
+  return Card(title, note, x, y, all, table + "</table>");
 }
 
 // Returns a card with one plot and one table of `value` at each point.
@@ -289,6 +287,7 @@ double LeastShare(const Report& report, Transport transport) {
   look(report.latency);
   for (const Point& point : report.sizes) look(point.rows);
   for (const Point& point : report.connections) look(point.rows);
+  for (const Point& point : report.rates) look(point.rows);
   return least;
 }
 
@@ -332,6 +331,30 @@ std::string Overview(const Report& report) {
   return html + "</table></section>\n" + left_out;
 }
 
+// Returns the cards of a load that comes at a rate.
+std::string RateCards(const std::vector<Point>& points) {
+  if (points.empty()) return "";
+  const auto a_second = [](double n) { return Count(n) + "/s"; };
+  const Axis rate{"round trips a second", true, {}, a_second, Short};
+  const auto cpu = [](const Outcome& run) {
+    return run.CpuPerMessage(run.client) + run.CpuPerMessage(run.server);
+  };
+  const Point& busy = points[points.size() / 2];
+  return PointsCard(
+             "CPU at a rate",
+             fmt::format("64-byte round trips that begin at random times, over "
+                         "{} connections; CPU time of both ends for each. "
+                         "Lower is better.",
+                         kRateConnections),
+             points, rate, "CPU for a round trip", false, cpu, Micros, Micros) +
+         LatencyCard(
+             "Latency at a rate",
+             fmt::format("{} round trips a second. A latency counts from when "
+                         "its round trip was due. Further left is better.",
+                         Number(busy.at)),
+             busy.rows);
+}
+
 }  // namespace
 
 std::string Page(const Report& report) {
@@ -339,7 +362,11 @@ std::string Page(const Report& report) {
   Axis connections{"connections", true, {}, [](double n) {
                      return Number(static_cast<std::uint64_t>(n));
                    }};
-  const std::string latency = LatencyCard(report.latency);
+  const std::string latency =
+      LatencyCard("Latency",
+                  "64-byte messages, one connection; how many round trips had "
+                  "come back after which time. Further left is better.",
+                  report.latency);
   const std::string throughput = PointsCard(
       "Throughput",
       "One connection, one way, over the size of the messages. Higher is "
@@ -354,6 +381,7 @@ std::string Page(const Report& report) {
       report.connections, connections, "round trips a second", false,
       [](const Outcome& run) { return run.Rate(); },
       [](double n) { return Count(n) + "/s"; }, Short);
+  const std::string rates = RateCards(report.rates);
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, "
@@ -363,7 +391,7 @@ std::string Page(const Report& report) {
       "<p class=\"soft\">Each figure is the median of {10}, {4:g} s each, the "
       "transports in turn; beside it the least and the most. The ratios are "
       "against plain TCP.</p>\n"
-      "{5}<div class=\"plots\">\n{6}{7}{8}</div>\n"
+      "{5}<div class=\"plots\">\n{6}{7}{8}{11}</div>\n"
       "<p class=\"soft\">\"On the lane\" is the part of the bytes that the "
       "kernel's TCP has not carried, by the kernel's own count; the smallest "
       "of all runs. Made by <code>rcsock perf --report</code>.</p>\n"
@@ -371,7 +399,8 @@ std::string Page(const Report& report) {
       Escaped(report.host), kStyle, Escaped(report.date),
       Escaped(Words(report.here)), report.seconds, Overview(report), latency,
       throughput, rate, Escaped(Words(report.there)),
-      report.rounds == 1 ? "one run" : fmt::format("{} runs", report.rounds));
+      report.rounds == 1 ? "one run" : fmt::format("{} runs", report.rounds),
+      rates);
 }
 
 }  // namespace rcsock::perf

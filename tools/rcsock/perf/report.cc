@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <utility>
 
 namespace rcsock::perf {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 constexpr std::uint64_t kSizes[] = {64,    256,   1024,   4096,
                                     16384, 65536, 262144, 1048576};
 constexpr std::uint64_t kConnections[] = {1, 4, 16, 64, 256, 1024};
+constexpr std::uint64_t kRates[] = {1000, 5000, 20000, 50000};
 constexpr std::uint64_t kActive = 64;
 constexpr std::uint64_t kSmall = 64;
 
@@ -22,6 +24,14 @@ nlohmann::json ToJson(const std::vector<Point>& points, const char* key) {
     json.push_back({{key, point.at}, {"compare", ToJson(point.rows)}});
   }
   return json;
+}
+
+// Leaves out transports that cannot do it.
+void LeaveOut(std::vector<Row>* rows, Spec spec) {
+  std::erase_if(*rows, [&spec](const Row& row) {
+    spec.transport = row.transport;
+    return !spec.WhyNot().empty();
+  });
 }
 
 }  // namespace
@@ -56,6 +66,15 @@ Report Measure(Rounds* rounds, const Spec& spec, const std::string& host,
         {connections,
          measure(run, fmt::format("{} connections", connections))});
   }
+  run.connections = run.active = kRateConnections;
+  run.settle = spec.settle;
+  for (const std::uint64_t rate : kRates) {
+    run.rate = static_cast<double>(rate);
+    std::vector<Row> rows = measure(run, fmt::format("{} a second", rate));
+    LeaveOut(&rows, run);
+    report.rates.push_back({rate, std::move(rows)});
+  }
+  run.rate = 0;
   run.mode = Mode::kStream;
   run.connections = run.active = 1;
   run.settle = spec.settle;
@@ -81,6 +100,7 @@ void PrintReport(const Report& report) {
   print(report.latency);
   if (!report.sizes.empty()) print(report.sizes.back().rows);
   if (!report.connections.empty()) print(report.connections.back().rows);
+  if (!report.rates.empty()) print(report.rates.back().rows);
 }
 
 nlohmann::json ToJson(const Report& report) {
@@ -90,7 +110,8 @@ nlohmann::json ToJson(const Report& report) {
           {"there", ToJson(report.there)},
           {"latency", ToJson(report.latency)},
           {"throughput", ToJson(report.sizes, "size")},
-          {"connections", ToJson(report.connections, "connections")}};
+          {"connections", ToJson(report.connections, "connections")},
+          {"rates", ToJson(report.rates, "rate")}};
 }
 
 }  // namespace rcsock::perf

@@ -27,7 +27,10 @@ struct Report {
   std::vector<Row> latency;
   std::vector<Point> sizes;        // throughput
   std::vector<Point> connections;  // round trips a second
+  std::vector<Point> rates;        // at a rate, over kRateConnections
 };
+
+constexpr std::uint64_t kRateConnections = 20;
 
 // `spec` gives the duration and the settling.  Measure chooses the rest.
 // Each figure is the median of `count` runs.

@@ -1,0 +1,190 @@
+// libgcc_s, which unwinds the stack for an exception or a cancelled thread. The
+// preload does not name it. Many programs do not name it either, and each of
+// their starts would pay for it: its constructors run CPUID, which leaves a
+// virtual machine some twenty times.
+//
+// There must be one unwinder for all frames of a thread: glibc unwinds a
+// cancelled thread with libgcc_s, and another copy cannot read its state. So
+// the unwinder is the one that the loader would have bound:
+//
+// - the first image that defines it, of those that the process starts with, or
+// - libgcc_s.  It is loaded at the start of a program that calls socket() and
+//   the like.  In others it is loaded when rcsock may throw
+//   (lib/base/unwinder.h), or when glibc unwinds with it.
+
+#include "lib/base/unwinder.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstddef>
+#include <iterator>
+
+#include "lib/base/image_symbols.h"
+#include "lib/base/old_glibc/forward.h"
+
+namespace {
+
+namespace base = rcsock::base;
+
+constexpr char kLibrary[] = "libgcc_s.so.1";
+constexpr char kAny[] = "_Unwind_Resume";
+
+bool IsOurs(const link_map* image) { return image->l_ld == _DYNAMIC; }
+
+// Stays loaded.
+const link_map* unwinder = nullptr;
+
+void Use(const link_map* image) {
+  __atomic_store_n(&unwinder, image, __ATOMIC_RELEASE);
+}
+
+bool IsLibrary(const link_map* image) {
+  const char* name = image->l_name;
+  if (name == nullptr) return false;
+  for (const char* at = name; *at != '\0'; ++at) {
+    if (*at == '/') name = at + 1;
+  }
+  return base::SameText(name, kLibrary);
+}
+
+// Somebody may have loaded the library, and may unload it: so this adds a
+// reference.
+[[gnu::cold]] const link_map* Load() {
+  const link_map* ours = _r_debug.r_map;
+  while (ours != nullptr && !IsOurs(ours)) ours = ours->l_next;
+  if (ours == nullptr) return nullptr;
+  const auto open =
+      reinterpret_cast<decltype(&::dlopen)>(base::FindBehind(ours, "dlopen"));
+  if (open == nullptr || open(kLibrary, RTLD_NOW) == nullptr) return nullptr;
+  for (const link_map* image = ours; image != nullptr; image = image->l_next) {
+    if (IsLibrary(image)) {
+      Use(image);
+      return image;
+    }
+  }
+  return nullptr;
+}
+
+const link_map* Unwinder() {
+  const link_map* image = __atomic_load_n(&unwinder, __ATOMIC_ACQUIRE);
+  return image != nullptr ? image : Load();
+}
+
+// What a program calls that makes connections, accepts them, or gets them.
+constexpr const char* kCalls[] = {"socket",  "connect",     "listen", "accept",
+                                  "accept4", "getpeername", "recvmsg"};
+
+// What an image asks the loader for, by its relocations.
+class Imports {
+ public:
+  explicit Imports(const link_map* image) {
+    if (image == nullptr || image->l_ld == nullptr) return;
+    for (const ElfW(Dyn)* one = image->l_ld; one->d_tag != DT_NULL; ++one) {
+      const auto value = one->d_un.d_val;
+      switch (one->d_tag) {
+        case DT_SYMTAB:
+          symbols_ = reinterpret_cast<const ElfW(Sym)*>(value);
+          break;
+        case DT_STRTAB:
+          strings_ = reinterpret_cast<const char*>(value);
+          break;
+        case DT_JMPREL:
+          calls_.begin = reinterpret_cast<const ElfW(Rela)*>(value);
+          break;
+        case DT_PLTRELSZ:
+          calls_.count = value / sizeof(ElfW(Rela));
+          break;
+        case DT_RELA:
+          others_.begin = reinterpret_cast<const ElfW(Rela)*>(value);
+          break;
+        case DT_RELASZ:
+          others_.count = value / sizeof(ElfW(Rela));
+          break;
+        case DT_RELACOUNT:
+          nameless_ = value;
+          break;
+        default:
+          break;
+      }
+    }
+  }
+
+  bool AnyOf(const char* const* names, std::size_t count) const {
+    return symbols_ != nullptr && strings_ != nullptr &&
+           (AnyIn(calls_, 0, names, count) ||
+            AnyIn(others_, nameless_, names, count));
+  }
+
+ private:
+  struct Table {
+    const ElfW(Rela) * begin = nullptr;
+    std::size_t count = 0;
+  };
+
+  bool AnyIn(const Table& table, std::size_t from, const char* const* names,
+             std::size_t count) const {
+    if (table.begin == nullptr) return false;
+    for (std::size_t i = from; i < table.count; ++i) {
+      const auto index = ELF64_R_SYM(table.begin[i].r_info);
+      if (index == 0) continue;
+      const char* name = strings_ + symbols_[index].st_name;
+      for (std::size_t k = 0; k < count; ++k) {
+        if (base::SameText(name, names[k])) return true;
+      }
+    }
+    return false;
+  }
+
+  const ElfW(Sym) * symbols_ = nullptr;
+  const char* strings_ = nullptr;
+  Table calls_;
+  Table others_;
+  std::size_t nameless_ = 0;  // others_ begins with so many
+};
+
+// The libraries that the process starts with stay loaded.  A program that has
+// connections gets libgcc_s now: later it may have changed its root, or be
+// about to wait for a thread that has the loader's lock.  The program is the
+// loader's first image.
+[[gnu::constructor, gnu::cold]] void LookEarly() {
+  base::make_ready_to_throw = [] { return Unwinder() != nullptr; };
+  for (const link_map* image = _r_debug.r_map; image != nullptr;
+       image = image->l_next) {
+    if (!IsOurs(image) && base::ImageSymbols(image).Find(kAny) != nullptr) {
+      return Use(image);
+    }
+  }
+  if (Imports(_r_debug.r_map).AnyOf(kCalls, std::size(kCalls))) Load();
+}
+
+}  // namespace
+
+extern "C" {
+
+// A thread that throws has called base::ReadyToThrow() before. If a thread is
+// unwound, glibc has loaded the library.
+[[gnu::used, gnu::visibility("hidden")]] void* rcsock_find_unwinder(
+    const char* name) {
+  const link_map* image = Unwinder();
+  void* found = nullptr;
+  if (image != nullptr) found = base::ImageSymbols(image).Find(name);
+  if (found == nullptr) __builtin_trap();
+  return found;
+}
+
+}  // extern "C"
+
+#define UNWINDS(name) RCSOCK_FORWARD(name, rcsock_find_unwinder)
+
+UNWINDS(_Unwind_DeleteException);
+UNWINDS(_Unwind_GetDataRelBase);
+UNWINDS(_Unwind_GetIPInfo);
+UNWINDS(_Unwind_GetLanguageSpecificData);
+UNWINDS(_Unwind_GetRegionStart);
+UNWINDS(_Unwind_GetTextRelBase);
+UNWINDS(_Unwind_RaiseException);
+UNWINDS(_Unwind_Resume);
+UNWINDS(_Unwind_Resume_or_Rethrow);
+UNWINDS(_Unwind_SetGR);
+UNWINDS(_Unwind_SetIP);

@@ -1,0 +1,360 @@
+// When a stream looks for its peer, and how that search begins and ends.  What
+// follows from an answer is in sock_seek.cc.
+
+#include "lib/posix/socket/sock_search.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+
+#include "lib/base/clock.h"
+#include "lib/base/config.h"
+#include "lib/base/log.h"
+#include "lib/posix/fd/spare.h"
+#include "lib/posix/policy/prospect.h"
+#include "lib/posix/socket/budget.h"
+#include "lib/posix/socket/seek_gate.h"
+#include "lib/posix/socket/snapshot.h"
+#include "lib/posix/socket/sock.h"
+#include "lib/posix/sys/pinned.h"
+#include "lib/posix/thread/bell_shares.h"
+#include "lib/posix/thread/signals.h"
+#include "lib/rendezvous/address.h"
+#include "lib/rendezvous/near_network.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+
+namespace {
+
+// Returns whether an end finds this reason without waiting for a peer.  The
+// address is no RDMA device's (a connection over another card), or what a
+// device needs is not there.  A search after each few calls would pay for that
+// each time.
+bool FoundAtOnce(Reason reason) {
+  switch (reason) {
+    case Reason::kNoRoute:
+    case Reason::kNoFds:
+    case Reason::kNoMemory:
+    case Reason::kMemlock:
+    case Reason::kDeviceFull:
+    case Reason::kRdmaError:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Returns the first threshold above `now`.  Streams search at the thresholds
+// first, 8 * first, 64 * first...  The two ends may have learnt different
+// things, and begin at different thresholds, but the later ones are equal for
+// both.
+std::uint64_t NextPoint(std::uint64_t first, std::uint64_t now) {
+  std::uint64_t point = first > 0 ? first : 1;
+  while (point <= now) {
+    if (point > ~std::uint64_t{0} / 8) return ~std::uint64_t{0};
+    point *= 8;
+  }
+  return point;
+}
+
+// Tells a new conductor what to call for the streams of this process.
+void Introduce(Conductor* conductor) {
+  static std::atomic<Conductor*> known{nullptr};
+  if (known.exchange(conductor) == conductor) return;
+  conductor->SetInspector(&TakeSnapshot);
+  conductor->SetCompletionHandler([](const lane::Completion& completion) {
+    static_cast<Sock*>(completion.cookie)->OnCompletion();
+  });
+  SeekGate::Get().Began(conductor);
+  WatchSharedRings();
+  KeepSpares();
+}
+
+}  // namespace
+
+// --- When
+
+void LaneSearch::AtFirst() {
+  const base::Terms& terms = sock_->peer().terms();
+  at_call_ = terms.promote_ops;
+  at_bytes_ = terms.promote_bytes;
+}
+
+void LaneSearch::After(std::uint32_t shift) {
+  const base::Terms& terms = sock_->peer().terms();
+  at_call_ = sock_->calls().count() + (terms.promote_ops << shift);
+  at_bytes_ = sock_->calls().bytes() + (terms.promote_bytes << shift);
+}
+
+// The next search is at most 64 Ki calls that move bytes, or 64 MiB, away.
+void LaneSearch::AfterAsMuch() {
+  constexpr std::uint32_t kMostOps = 1u << 16;
+  constexpr std::uint64_t kMostBytes = 1u << 26;
+  const base::Terms& terms = sock_->peer().terms();
+  const std::uint32_t calls = sock_->calls().count();
+  const std::uint64_t bytes = sock_->calls().bytes();
+  at_call_ = calls + std::max(std::min(calls, kMostOps), terms.promote_ops);
+  at_bytes_ =
+      bytes + std::max(std::min(bytes, kMostBytes), terms.promote_bytes);
+}
+
+// Each departure makes the next promotion eight times as far away.
+void LaneSearch::AfterLeaving(std::uint32_t demotions) {
+  if (!sock_->peer().SeeksRdma()) {
+    After(3 * std::min(demotions, 6u));
+  } else {
+    After(sock_->peer().accepted() ? 0 : demotions < 4 ? 2 * demotions : 8);
+  }
+}
+
+void LaneSearch::AtNextPoint(std::uint32_t calls, std::uint64_t bytes) {
+  const base::Terms& terms = sock_->peer().terms();
+  at_call_.store(static_cast<std::uint32_t>(std::min<std::uint64_t>(
+                     NextPoint(terms.promote_ops, calls), ~std::uint32_t{0})),
+                 std::memory_order_relaxed);
+  at_bytes_.store(NextPoint(terms.promote_bytes, bytes),
+                  std::memory_order_relaxed);
+}
+
+// A program that asks for a lane by hand, or for one to another host, is not
+// second-guessed.
+void LaneSearch::Foresee() {
+  const base::Config& config = base::GetConfig();
+  const base::Terms& terms = sock_->peer().terms();
+  if (sock_->control().policy() != ProgramControl::Policy::kAuto ||
+      sock_->peer().SeeksRemote() || sock_->calls().count() != 0)
+    return;
+  const Prospect::Promise promise = Prospect::Of(sock_->peer().service());
+  sock_->lane_state().SetHopeful(promise == Prospect::Promise::kMuch);
+  if (config.promote_given || terms.promote_ops != config.terms.promote_ops) {
+    return;
+  }
+  switch (promise) {
+    case Prospect::Promise::kLittle:
+      AtNextPoint(terms.promote_ops, terms.promote_bytes);
+      break;
+    case Prospect::Promise::kMuch:
+      at_call_.store(1, std::memory_order_relaxed);
+      sock_->lane_state().SetAtOnce();
+      break;
+    case Prospect::Promise::kUnknown:
+      break;
+  }
+}
+
+// --- Whether
+
+void LaneSearch::NeverLeavesTcp(Reason reason) {
+  RCSOCK_LOG(1, "fd %d: stays on TCP: %s", sock_->fd(),
+             base::ReasonKey(reason));
+  reason_ = reason;
+  sock_->lane_state().Step(LaneState::Event::kForbid);
+}
+
+void LaneSearch::Allow() {
+  PeerFacts& peer = sock_->peer();
+  peer.SetConnected();
+  if (sock_->lane_state().Never()) return;
+  if (ProcessPinned() != Reason::kNone) {
+    NeverLeavesTcp(ProcessPinned());
+    return;
+  }
+  if (!peer.terms().shm && !peer.terms().rdma) {
+    NeverLeavesTcp(Reason::kPolicy);
+    return;
+  }
+  if (peer.SeeksRemote()) {
+    // The rules forbid shm to this local peer: the user asked for rdma.
+    if (!peer.terms().rdma && !peer.MayMeetFar()) {
+      reason_ = Reason::kPolicy;
+      return;
+    }
+    if (!peer.MayMeetFar() && !rendezvous::RdmaPossible()) {
+      sockaddr_storage own{};
+      sockaddr_storage its{};
+      rendezvous::Seeker& seeker = *sock_;
+      const bool beside =
+          peer.terms().shm && seeker.Names(&own, &its) &&
+          rendezvous::PlaceOf(its) != rendezvous::Place::kUnknown;
+      reason_ = beside ? Reason::kOtherNamespace : Reason::kNoDevice;
+      return;
+    }
+  }
+  if (sock_->lane_state().Pinned()) return;
+  Foresee();
+  sock_->lane_state().Step(LaneState::Event::kConnect);
+}
+
+bool LaneSearch::AloneToSeek() {
+  if (sock_->holders().Sole()) return true;
+  // Another process may still use the connection, so a later call searches.
+  NotedShare& noted = sock_->noted();
+  const Reason why = noted.Travels() ? noted.reason() : Reason::kPinnedFork;
+  if (reason_ != why) {
+    RCSOCK_LOG(1, "fd %d: no lane: %s", sock_->fd(), base::ReasonKey(why));
+  }
+  reason_ = why;
+  Later();
+  noted.AskForHolders();
+  return false;
+}
+
+bool LaneSearch::MayAsk() {
+  LaneState& state = sock_->lane_state();
+  if (attempts_ == 0 && !IsTcp(sock_->fd())) {
+    // Another interposer behind this one has made another socket.
+    reason_ = Reason::kPinnedSyscall;
+    state.Step(sock_->mode() == Mode::kPlain ? LaneState::Event::kForbid
+                                             : LaneState::Event::kStop);
+    return false;
+  }
+  PeerFacts& peer = sock_->peer();
+  if (peer.SeeksRdma() && !peer.MayMeetFar() && !sock_->remote().HasRoom()) {
+    // An accepting end only waits, and is asked again when it has been found.
+    reason_ = Reason::kBudget;
+    Later();
+    state.Step(LaneState::Event::kGiveUp);
+    return false;
+  }
+  return true;
+}
+
+// --- A search
+
+void LaneSearch::BeginAfterCall() {
+  const int saved = errno;
+  Begin();
+  errno = saved;
+}
+
+void LaneSearch::BeginIfWorth() {
+  if (sock_->lane_state().AtOnce()) [[unlikely]]
+    BeginAfterCall();
+}
+
+void LaneSearch::Begin() {
+  // A search takes memory, which a handler must not.  Without a gate the
+  // process is not ready for a search.  The next call asks again.
+  if (!AloneToSeek() || InHandler() || !SeekGate::IsSet()) return;
+  // Of several threads one begins.  Another thread wrote attempts_, at the end
+  // of the previous search, before it let this thread begin.
+  LaneState& state = sock_->lane_state();
+  if (!state.Step(LaneState::Event::kSeek) || !MayAsk()) return;
+  Critical critical;
+  Reason why = Reason::kNone;
+  Conductor* conductor = Conductor::Get(&why);
+  if (conductor == nullptr) {
+    RCSOCK_LOG(1, "fd %d: no lane: %s", sock_->fd(), base::ReasonKey(why));
+    reason_ = why;
+    state.Step(LaneState::Event::kStop);
+    return;
+  }
+  Introduce(conductor);
+  // While the stream searches again, the reason of its last search stands.
+  if (attempts_ == 0) reason_ = Reason::kPending;
+  RCSOCK_LOG(2, "fd %d: looking for its peer", sock_->fd());
+  {
+    // If a fork has given the search up meanwhile, the thread that began it may
+    // still be here.
+    Latched latched(sock_);
+    sock_->remote().Seeks();
+    if (state.Hopeful()) state.Step(LaneState::Event::kHope);
+  }
+  rendezvous::Seeker& seeker = *sock_;
+  switch (SeekGate::Get().MaySeek(Share(sock_), conductor)) {
+    case SeekGate::Answer::kMay:
+      conductor->Seek(Share(sock_));
+      break;
+    case SeekGate::Answer::kLater:
+      break;
+    case SeekGate::Answer::kNotNow:
+      seeker.SeekFailed(Reason::kNoMemory, false);
+      break;
+    case SeekGate::Answer::kNever:
+      seeker.SeekFailed(Reason::kRawCalls, true);
+      break;
+  }
+}
+
+void LaneSearch::LookForAnswer() {
+  const int saved = errno;
+  Critical critical;
+  if (Conductor* conductor = Conductor::IfRunning()) conductor->Look(sock_);
+  errno = saved;
+}
+
+void LaneSearch::FailedLatched(Reason reason, bool final) {
+  LaneState& state = sock_->lane_state();
+  reason_ = reason;
+  const bool remote = sock_->peer().SeeksRdma();
+  // A search that a guess had begun does not count among the five.
+  const bool guessed = state.TakeAtOnce();
+  state.SetHopeful(false);
+  const bool again = !final && !state.Pinned() && !sock_->ending().closed();
+  if (again && remote) {
+    // A peer on another host may have its own limits, and a link its own
+    // troubles.  So the peer is asked again for as long as the connection
+    // lives, after ever more traffic.  The end that accepted only waits to be
+    // asked, if it can; that costs nothing.  A stream that lacks nothing but
+    // room may have a lane as soon as it earns one.
+    if (attempts_ < 4 && reason != Reason::kBudget) ++attempts_;
+    const bool waits = sock_->peer().accepted() && !FoundAtOnce(reason);
+    const int attempts = attempts_;
+    After(waits || attempts == 0
+              ? 0
+              : 2 * static_cast<std::uint32_t>(attempts - 1));
+    state.Step(LaneState::Event::kGiveUp);
+  } else if (again && sock_->tally().promoted()) {
+    // The peer has had a lane here, so it runs under rcsock.  It may share its
+    // end with a child for as long as the child lives.
+    AfterAsMuch();
+    state.Step(LaneState::Event::kGiveUp);
+  } else if (attempts_ += guessed ? 0 : 1; again && !Spent()) {
+    // The peer may only have been slow, or be in no hurry: five searches in
+    // all.
+    AtNextPoint(sock_->calls().count(), sock_->calls().bytes());
+    state.Step(LaneState::Event::kGiveUp);
+  } else {
+    // A pin may end.  A last search is final.
+    const bool never = sock_->mode() == Mode::kPlain && (final || Spent());
+    state.Step(never ? LaneState::Event::kForbid : LaneState::Event::kStop);
+  }
+}
+
+void LaneSearch::Cancel() {
+  if (!sock_->lane_state().Seeking()) return;
+  Critical critical;  // the conductor's latch
+  SeekGate::Get().Forget(sock_);
+  if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(sock_);
+  Latched latched(sock_);
+  // A step of the search that runs at this moment finds the search given up:
+  // TryAdopt and LaneOpen look under the latches.
+  EndLatched();
+  if (sock_->mode() == Mode::kEngine) sock_->Wake(false);  // HoldsEnd
+  sock_->send_gate().Wake();
+}
+
+// A closed stream gets no other search.
+void LaneSearch::EndLatched() {
+  if (sock_->ending().closed()) {
+    sock_->lane_state().Step(LaneState::Event::kStop);
+    return;
+  }
+  if (!sock_->lane_state().Seeking()) return;
+  Later();
+  sock_->lane_state().Step(LaneState::Event::kGiveUp);
+}
+
+void LaneSearch::Reset() {
+  AtFirst();
+  attempts_ = 0;
+  reason_ = Reason::kShortLived;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,74 @@
+#!/bin/bash
+# usage: latches_test.sh LOOPS PRELOAD
+#
+# Threads that have nothing to do with each other do not meet.  Of the latches that a
+# process has once, a message on a lane takes none, with 16 threads at each end.  (An
+# event of a ONESHOT registration takes one when it is told and one when it is armed.)
+# A count, so the load of the machine does not matter.
+set -euo pipefail
+loops=$1
+preload=$(readlink -f "$2")
+tmp=$(mktemp -d)
+server=
+finish() {
+  if [[ -n $server ]]; then kill "$server" 2>/dev/null || true; fi
+  rm -rf "$tmp"
+}
+trap finish EXIT
+export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
+
+free_port() {
+  python3 -c 'import sys; sys.path.insert(0, "tools"); import measure; print(measure.free_port())'
+}
+under() { # NAME COMMAND...
+  LD_PRELOAD=$preload RCSOCK_STATS=$tmp/$1.json "${@:2}"
+}
+run() { # WAIT ROUND_TRIPS
+  local port
+  port=$(free_port)
+  rm -f "$tmp"/*.json
+  under server "$loops" --role server --port "$port" --loops 16 --wait "$1" &
+  server=$!
+  under client "$loops" --role client --port "$port" --loops 16 --wait "$1" \
+    --iters "$2" >"$tmp/out"
+  wait "$server"
+  server=
+  for end in server client; do
+    grep -q '"promoted": 16,' "$tmp/$end.json" || {
+      cat "$tmp"/*.json >&2
+      echo "FAIL: $1: not all streams of the $end had lanes" >&2
+      exit 1
+    }
+  done
+}
+of() { # END LATCH
+  sed -E "s/.*\"latches\": \{[^}]*\"$2\": ([0-9]+).*/\1/" "$tmp/$1.json"
+}
+
+# Between two runs only the number of round trips differs.  What the making of 16 lanes
+# takes differs by some hundreds.
+declare -A limit=([recv]=0 [epoll]=0 [oneshot]=2000)  # for 1,000 round trips
+few=500 many=10500
+failed=0
+for wait in recv epoll oneshot; do
+  declare -A before=()
+  run $wait $few
+  for end in server client; do
+    for latch in interest conductor tables; do
+      before[$end.$latch]=$(of $end $latch)
+    done
+  done
+  run $wait $many
+  for end in server client; do
+    for latch in interest conductor tables; do
+      each=$((($(of $end $latch) - ${before[$end.$latch]}) / (16 * (many - few) / 1000)))
+      most=$([[ $latch == interest ]] && echo ${limit[$wait]} || echo 0)
+      echo "$wait, $end: $latch: $each for 1,000 round trips"
+      if ((each > most + 10)); then
+        echo "FAIL: at most $((most + 10))" >&2
+        failed=1
+      fi
+    done
+  done
+done
+exit $failed

@@ -1,0 +1,22 @@
+#!/bin/bash
+# usage: one_request_test COUNT_INSTRUCTIONS COUNT_SYSCALLS ONE_REQUEST SHIM
+#
+# What the preload adds to a connection of one request, at both ends together: next to no
+# system call, and so many instructions at most.
+set -euo pipefail
+instructions=$1 calls=$2 program=$3 shim=$(readlink -f "$4")
+most=7000
+unset RCSOCK_LOG RCSOCK_LOG_FILE RCSOCK_STATS RCSOCK_RULES
+out=$TEST_TMPDIR/calls.json
+count() {
+  "$calls" "$out" "$@" "$program" calls 100 >&2
+  python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["total"])' "$out"
+}
+plain=$(count /usr/bin/env)
+with=$(count /usr/bin/env LD_PRELOAD="$shim")
+echo "system calls of 100 connections: $plain plain, $with with the preload"
+plain_steps=$("$instructions" "$program" instructions 9)
+steps=$("$instructions" /usr/bin/env LD_PRELOAD="$shim" "$program" instructions 9)
+echo "instructions of one: $plain_steps plain, $steps with the preload"
+# A fence for each 16 streams that are used again.
+((with - plain <= 15 && steps - plain_steps <= most))
