@@ -16,8 +16,8 @@ enum class Face : std::uint8_t {
              // the work: this copy follows nothing
 };
 
-[[gnu::visibility("hidden")]] extern constinit std::atomic<Face> own_face;
-[[gnu::visibility("hidden")]] extern constinit std::atomic<long> own_pid;
+extern constinit std::atomic<Face> own_face;
+extern constinit std::atomic<long> own_pid;
 
 // Returns the face that InitProcess has set; kPreload before.
 inline Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
@@ -32,7 +32,7 @@ void SetOwnFace(Face face);
 //
 // The preload sees these functions.  In a program that is linked with the
 // library there may be such a child at any time.
-[[gnu::visibility("hidden")]] extern constinit std::atomic<int> lendings;
+extern constinit std::atomic<int> lendings;
 // Surrounds a call that makes such a child and returns once the child has given
 // the memory back.
 void LendMemory();
