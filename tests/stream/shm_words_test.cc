@@ -45,13 +45,15 @@ class Words {
   // Each Add below takes a struct apart into all of its members: one more is
   // one that this test does not compile without.
   void Add(const std::string& name, ControlLine& line) {
-    auto& [consumed, sleepers, poll, more, left, came] = line;
+    auto& [consumed, sleepers, poll, more, left, came, offer, takes] = line;
     Add(name + ".consumed", consumed);
     Add(name + ".sleepers", sleepers);
     Add(name + ".poll", poll);
     Add(name + ".more", more);
     Add(name + ".left", left);
     Add(name + ".came", came);
+    Add(name + ".offer", offer);
+    Add(name + ".takes", takes);
   }
   void Add(const std::string& name, ReachedLine& line) {
     auto& [messages] = line;
