@@ -210,6 +210,9 @@ __attribute__((used)) Route rcsock_route_dlopen(const char* path, int flags,
   if (LoadsNothing(path, flags)) {
     return {reinterpret_cast<void*>(next), nullptr};
   }
+  // Such a library finds libc's vfork, and its child may run the program's
+  // code.
+  if ((flags & RTLD_DEEPBIND) != 0) rcsock::posix::LendMemoryForGood();
   if (!AsForUs(path, caller)) {
     raw_code::BeforeUnseenOpen();
     return {reinterpret_cast<void*>(next), nullptr};
@@ -226,6 +229,7 @@ __attribute__((used)) Route rcsock_route_dlmopen(Lmid_t space, const char* path,
   if (LoadsNothing(path, flags)) {
     return {reinterpret_cast<void*>(next), nullptr};
   }
+  if ((flags & RTLD_DEEPBIND) != 0) rcsock::posix::LendMemoryForGood();
   if (!AsForUs(path, caller)) {
     raw_code::BeforeUnseenOpen();
     return {reinterpret_cast<void*>(next), nullptr};

@@ -15,13 +15,18 @@
 #include "lib/base/unwinder.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <link.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <iterator>
 
 #include "lib/base/image_symbols.h"
 #include "lib/base/old_glibc/forward.h"
+#include "lib/base/start_data.h"
 
 namespace {
 
@@ -39,13 +44,24 @@ void Use(const link_map* image) {
   __atomic_store_n(&unwinder, image, __ATOMIC_RELEASE);
 }
 
-bool IsLibrary(const link_map* image) {
-  const char* name = image->l_name;
-  if (name == nullptr) return false;
-  for (const char* at = name; *at != '\0'; ++at) {
-    if (*at == '/') name = at + 1;
-  }
-  return base::SameText(name, kLibrary);
+struct Root {
+  dev_t device = 0;
+  ino_t inode = 0;
+};
+// The one that the process has started with.
+RCSOCK_START_DATA constinit Root first_root;
+
+Root RootNow() {
+  struct stat status {};
+  ::syscall(SYS_newfstatat, AT_FDCWD, "/", &status, 0);
+  return {status.st_dev, status.st_ino};
+}
+
+// A library of another root may be anybody's.
+bool InFirstRoot() {
+  const Root now = RootNow();
+  return now.inode != 0 && now.inode == first_root.inode &&
+         now.device == first_root.device;
 }
 
 // Somebody may have loaded the library, and may unload it: so this adds a
@@ -56,14 +72,18 @@ bool IsLibrary(const link_map* image) {
   if (ours == nullptr) return nullptr;
   const auto open =
       reinterpret_cast<decltype(&::dlopen)>(base::FindBehind(ours, "dlopen"));
-  if (open == nullptr || open(kLibrary, RTLD_NOW) == nullptr) return nullptr;
-  for (const link_map* image = ours; image != nullptr; image = image->l_next) {
-    if (IsLibrary(image)) {
-      Use(image);
-      return image;
-    }
+  if (open == nullptr) return nullptr;
+  void* handle = open(kLibrary, RTLD_NOW | RTLD_NOLOAD);
+  if (handle == nullptr && InFirstRoot()) handle = open(kLibrary, RTLD_NOW);
+  // Other threads may load and unload images, so this does not look for it
+  // among all.
+  const link_map* image = nullptr;
+  if (handle == nullptr || ::dlinfo(handle, RTLD_DI_LINKMAP, &image) != 0 ||
+      base::ImageSymbols(image).Find(kAny) == nullptr) {
+    return nullptr;
   }
-  return nullptr;
+  Use(image);
+  return image;
 }
 
 const link_map* Unwinder() {
@@ -82,21 +102,25 @@ class Imports {
     if (image == nullptr || image->l_ld == nullptr) return;
     for (const ElfW(Dyn)* one = image->l_ld; one->d_tag != DT_NULL; ++one) {
       const auto value = one->d_un.d_val;
+      // A table of a dynamic section that may not be written to (-z rodynamic)
+      // is given by its offset: the loader has turned the others' offsets into
+      // addresses.
+      const auto at = value < image->l_addr ? image->l_addr + value : value;
       switch (one->d_tag) {
         case DT_SYMTAB:
-          symbols_ = reinterpret_cast<const ElfW(Sym)*>(value);
+          symbols_ = reinterpret_cast<const ElfW(Sym)*>(at);
           break;
         case DT_STRTAB:
-          strings_ = reinterpret_cast<const char*>(value);
+          strings_ = reinterpret_cast<const char*>(at);
           break;
         case DT_JMPREL:
-          calls_.begin = reinterpret_cast<const ElfW(Rela)*>(value);
+          calls_.begin = reinterpret_cast<const ElfW(Rela)*>(at);
           break;
         case DT_PLTRELSZ:
           calls_.count = value / sizeof(ElfW(Rela));
           break;
         case DT_RELA:
-          others_.begin = reinterpret_cast<const ElfW(Rela)*>(value);
+          others_.begin = reinterpret_cast<const ElfW(Rela)*>(at);
           break;
         case DT_RELASZ:
           others_.count = value / sizeof(ElfW(Rela));
@@ -155,6 +179,7 @@ class Imports {
       return Use(image);
     }
   }
+  first_root = RootNow();
   if (Imports(_r_debug.r_map).AnyOf(kCalls, std::size(kCalls))) Load();
 }
 

@@ -15,6 +15,7 @@
 #include "lib/base/cancellation.h"
 #include "lib/base/held_latches.h"
 #include "lib/base/internal.h"
+#include "lib/base/unwinder.h"
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/lifecycle/clone.h"
 #include "lib/posix/lifecycle/process.h"
@@ -74,6 +75,11 @@ int pthread_cancel(pthread_t thread) {
   EndAlone();
   if (!base::tls_internal) {
     base::cancels.store(true, std::memory_order_relaxed);
+    // libc loads the unwinder here, too.  The cancelled thread must not wait
+    // for the loader's lock, since the lock's owner may wait for that thread.
+    const int saved = errno;
+    base::ReadyToThrow();
+    errno = saved;
   }
   return real::pthread_cancel(thread);
 }

@@ -35,12 +35,9 @@ bool IsAnotherProcess() {
   return pid != 0 && pid != ::syscall(SYS_getpid);
 }
 
+// A child of fork keeps the count.  Other threads' calls of vfork do not return
+// here, but a handler may have forked within this thread's own.
 [[gnu::cold]] void KnowOwnPid() {
-  // The children of the process that has forked are not this one's.
-  if (OwnPid() != 0 &&
-      (lendings.load(std::memory_order_relaxed) & kForGood) == 0) {
-    lendings.store(0, std::memory_order_relaxed);
-  }
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
 }
 
