@@ -21,6 +21,7 @@
 #include "lib/base/no_cancel.h"
 #include "lib/base/no_sigpipe.h"
 #include "lib/base/unique_fd.h"
+#include "lib/base/unwinder.h"
 #include "lib/verbs/library_copy.h"
 #include "lib/verbs/providers.h"
 
@@ -70,6 +71,7 @@ bool Find(void* cm, void* verbs, const char* name, F** slot) {
 
 // Returns null, or the name of what is missing.
 const char* LoadCalls() {
+  if (!base::InFirstRoot()) return "another root";
   // Never unloaded: the descriptors and threads of a provider live on.
   void* verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
   if (verbs == nullptr) return "dlopen libibverbs.so.1";

@@ -1,6 +1,7 @@
 // Numbers that a child of vfork has closed are its parent's still, also where
 // nobody has looked them up since.
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -133,6 +134,52 @@ Case beside_child(
     },
     [](int fd) {
       Echo(fd, 4);
+      Barrier();
+    });
+
+// A handler that runs as vfork returns forks.  Its child comes back from a
+// vfork that it has not called, and lends its own memory next.
+volatile bool handled = false;
+volatile pid_t worker = -1;
+void ForkOnce(int) {
+  if (handled) return;
+  handled = true;
+  worker = ::fork();
+}
+Case forked_within(
+    "forked_within",
+    [](int fd) {
+      struct sigaction action {};
+      action.sa_handler = &ForkOnce;
+      CHECK_THAT(::sigaction(SIGUSR1, &action, nullptr) == 0);
+      const pid_t child = ::vfork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) {
+        // It waits for the parent, which goes on when this child has ended.
+        ::kill(::getppid(), SIGUSR1);
+        ::_exit(0);
+      }
+      CHECK_THAT(handled);
+      if (worker == 0) {
+        const pid_t lent = ::vfork();
+        CHECK_THAT(lent >= 0);
+        if (lent == 0) {
+          ::close(fd);
+          ::_exit(0);
+        }
+        ::waitpid(lent, nullptr, 0);
+        Ask("worker", fd);
+        ::_exit(0);
+      }
+      int status = -1;
+      CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+      CHECK_THAT(::waitpid(worker, &status, 0) == worker);
+      Log("worker: %d", status);
+      Ask("parent", fd);
+      Barrier();
+    },
+    [](int fd) {
+      Echo(fd, 2);
       Barrier();
     });
 

@@ -15,18 +15,13 @@
 #include "lib/base/unwinder.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <link.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <iterator>
 
 #include "lib/base/image_symbols.h"
 #include "lib/base/old_glibc/forward.h"
-#include "lib/base/start_data.h"
 
 namespace {
 
@@ -44,26 +39,6 @@ void Use(const link_map* image) {
   __atomic_store_n(&unwinder, image, __ATOMIC_RELEASE);
 }
 
-struct Root {
-  dev_t device = 0;
-  ino_t inode = 0;
-};
-// The one that the process has started with.
-RCSOCK_START_DATA constinit Root first_root;
-
-Root RootNow() {
-  struct stat status {};
-  ::syscall(SYS_newfstatat, AT_FDCWD, "/", &status, 0);
-  return {status.st_dev, status.st_ino};
-}
-
-// A library of another root may be anybody's.
-bool InFirstRoot() {
-  const Root now = RootNow();
-  return now.inode != 0 && now.inode == first_root.inode &&
-         now.device == first_root.device;
-}
-
 // Somebody may have loaded the library, and may unload it: so this adds a
 // reference.
 [[gnu::cold]] const link_map* Load() {
@@ -74,7 +49,9 @@ bool InFirstRoot() {
       reinterpret_cast<decltype(&::dlopen)>(base::FindBehind(ours, "dlopen"));
   if (open == nullptr) return nullptr;
   void* handle = open(kLibrary, RTLD_NOW | RTLD_NOLOAD);
-  if (handle == nullptr && InFirstRoot()) handle = open(kLibrary, RTLD_NOW);
+  if (handle == nullptr && base::InFirstRoot()) {
+    handle = open(kLibrary, RTLD_NOW);
+  }
   // Other threads may load and unload images, so this does not look for it
   // among all.
   const link_map* image = nullptr;
@@ -179,7 +156,6 @@ class Imports {
       return Use(image);
     }
   }
-  first_root = RootNow();
   if (Imports(_r_debug.r_map).AnyOf(kCalls, std::size(kCalls))) Load();
 }
 

@@ -1,5 +1,6 @@
 // The start of the process, and what the rooms below ask of this one.
 
+#include "lib/base/unwinder.h"
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/hooks/stdio.h"
 #include "lib/posix/hooks/uring.h"
@@ -28,6 +29,7 @@ constinit Hooks hooks;
 }  // namespace
 
 [[gnu::cold]] void Start(Face face) {
+  base::KnowFirstRoot();
   Above::Set(&hooks);
   SetBeforeStandard(&BeforeStandardNumber);
   InitProcess(face);
