@@ -12,7 +12,11 @@ tmp=$(mktemp -d)
 server=
 finish() {
   if [[ -n $server ]]; then kill "$server" 2>/dev/null || true; fi
-  rm -rf "$tmp"
+  # A child of the server may still write its statistics.
+  for _ in {1..50}; do
+    if rm -rf "$tmp" 2>/dev/null; then return; fi
+    sleep 0.1
+  done
 }
 trap finish EXIT
 

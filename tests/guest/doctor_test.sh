@@ -11,5 +11,6 @@ RCSOCK_TOOL=$(realpath "$3")
 RCSOCK_PRELOAD=$(realpath "$4")
 FAKE_CUDA_DIR=$(dirname "$(realpath "$5")")
 export RCSOCK_TOOL RCSOCK_PRELOAD FAKE_CUDA_DIR
+export PASS_ENV="${PASS_ENV:+$PASS_ENV }FAKE_CUDA_DIR"
 exec "$pair" -d "$device" -t 240 -p 18593 \
   "$RCSOCK_TOOL" doctor --listen -- bash "$here/doctor_client.sh"
