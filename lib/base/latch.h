@@ -194,9 +194,10 @@ class RC_CAPABILITY("latch") Latch {
 
 // Holds a latch for a scope. The guards of the standard library tell Clang's
 // analysis nothing.
+template <class Which = Latch>
 class RC_SCOPED_CAPABILITY LatchGuard {
  public:
-  explicit LatchGuard(Latch& latch) RC_ACQUIRE(latch) : latch_(latch) {
+  explicit LatchGuard(Which& latch) RC_ACQUIRE(latch) : latch_(latch) {
     latch_.lock();
   }
   ~LatchGuard() RC_RELEASE() { latch_.unlock(); }
@@ -204,7 +205,7 @@ class RC_SCOPED_CAPABILITY LatchGuard {
   LatchGuard& operator=(const LatchGuard&) = delete;
 
  private:
-  Latch& latch_;
+  Which& latch_;
 };
 
 }  // namespace rcsock::base

@@ -48,21 +48,6 @@ class RC_CAPABILITY("latch") ProcessLatch : public Latch {
   const ProcessLatchOf which_;
 };
 
-// Holds one for a scope.
-class RC_SCOPED_CAPABILITY ProcessLatchGuard {
- public:
-  explicit ProcessLatchGuard(ProcessLatch& latch) RC_ACQUIRE(latch)
-      : latch_(latch) {
-    latch_.lock();
-  }
-  ~ProcessLatchGuard() RC_RELEASE() { latch_.unlock(); }
-  ProcessLatchGuard(const ProcessLatchGuard&) = delete;
-  ProcessLatchGuard& operator=(const ProcessLatchGuard&) = delete;
-
- private:
-  ProcessLatch& latch_;
-};
-
 }  // namespace rcsock::base
 
 #endif  // RCSOCK_LIB_BASE_PROCESS_LATCH_H_

@@ -156,7 +156,7 @@ void Core::TearDown() {
   Tasks tasks;
   Handler handler;
   {
-    base::ProcessLatchGuard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     accepting_ = false;
     for (auto& [seeker, session] : seekers_) sessions.push_back(session);
     handler = std::move(handler_);
@@ -197,7 +197,7 @@ void Core::NoteAsioFds() {
 }
 
 void Core::RequestStop() {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   if (accepting_) io.stop();
 }
 
@@ -221,7 +221,7 @@ void Core::Abandon(bool asleep) {
   {
     // Another thread of the parent may have held this latch.
     table_latch_.Reset();
-    base::ProcessLatchGuard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     abandoned_ = true;
   }
   if (rdma_ != nullptr) rdma_->CloseInherited();
@@ -276,7 +276,7 @@ bool Core::DrainBell() {
   step.AssertHeld();
   Handler handler;
   {
-    base::ProcessLatchGuard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     handler = handler_;
   }
   lane::Completion completions[kCompletionBatch];
@@ -391,7 +391,7 @@ void Core::AddLink(std::shared_ptr<PeerLink> link) {
   EndVainLinks();
   poller_->AddLink(link->link());
   {
-    base::ProcessLatchGuard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     live_links_.push_back(link->link());
   }
   links_.push_back(std::move(link));
@@ -408,7 +408,7 @@ void Core::RemoveLink(PeerLink* link) {
     if (bells->bell_fd(k) >= 0) bells->Kick(k);
   }
   {
-    base::ProcessLatchGuard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     std::erase(live_links_, link->link());
   }
   std::erase_if(links_,
@@ -438,7 +438,7 @@ Rdma* Core::GetRdma(base::Reason* why_not) {
 
 void Core::AddRdmaLane(const lane::Lane* lane,
                        std::shared_ptr<Connection> connection) {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   rdma_lanes_[lane] = std::move(connection);
 }
 

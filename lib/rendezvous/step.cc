@@ -103,7 +103,7 @@ void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
   std::shared_ptr<Session> old;
   std::shared_ptr<Session> session;
   {
-    base::ProcessLatchGuard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     if (!accepting_) return;
     session = std::make_shared<Session>(this, seeker);
     std::shared_ptr<Session>& entry = seekers_[seeker.get()];
@@ -120,13 +120,13 @@ void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
       })) {
     return;
   }
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([session] { session->Begin(); });
 }
 
 void Core::Cancel(Seeker* seeker) {
   std::shared_ptr<Session> session;
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = seekers_.find(seeker);
   if (it == seekers_.end()) return;
   session = std::move(it->second);
@@ -136,7 +136,7 @@ void Core::Cancel(Seeker* seeker) {
 }
 
 std::shared_ptr<Session> Core::SessionOf(Seeker* seeker) {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   const auto it = seekers_.find(seeker);
   return it == seekers_.end() ? nullptr : it->second;
 }
@@ -154,7 +154,7 @@ void Core::Adopted(Seeker* seeker) {
     return true;
   };
   if (tls_in_step ? now() : Here(now)) return;
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([session] { session->Adopted(); });
 }
 
@@ -198,7 +198,7 @@ void Core::LeaveRdma() {
 
 void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
   std::shared_ptr<Session> last;
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = seekers_.find(seeker);
   if (it == seekers_.end() || it->second.get() != session) return;
   last = std::move(it->second);
@@ -249,7 +249,7 @@ void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
   }
   if (lane->Lost()) return static_cast<void>(lane.release());
   if (lane->HasPages()) return ReturnPages(std::move(lane));
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([this, lane = std::move(lane)]() mutable {
     auto it = lanes.find(lane.get());
     LaneHome home;
@@ -265,7 +265,7 @@ void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
 }
 
 void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = rdma_lanes_.find(lane.get());
   if (abandoned_ || it == rdma_lanes_.end()) {
     // The verbs objects are the parent's, or no connection has the id.
@@ -284,12 +284,12 @@ void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
 }
 
 bool Core::PostTask(std::function<void()> task) {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   return PostLocked(std::move(task));
 }
 
 std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   const std::uint64_t handle = ++next_timer_;
   if (!accepting_) return handle;
   tasks_[handle] = std::make_shared<std::function<void()>>(std::move(task));
@@ -297,7 +297,7 @@ std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
       std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
   const bool posted = PostLocked([this, handle, due] {
     {
-      base::ProcessLatchGuard inner(table_latch_);
+      base::LatchGuard inner(table_latch_);
       if (!tasks_.contains(handle)) return;
     }
     step.AssertHeld();
@@ -310,7 +310,7 @@ std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
       timers_.erase(handle);
       std::shared_ptr<std::function<void()>> due_task;
       {
-        base::ProcessLatchGuard inner(table_latch_);
+        base::LatchGuard inner(table_latch_);
         auto it = tasks_.find(handle);
         if (it == tasks_.end()) return;
         due_task = std::move(it->second);
@@ -326,7 +326,7 @@ std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
 
 void Core::CancelTimer(std::uint64_t handle) {
   std::shared_ptr<std::function<void()>> task;
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = tasks_.find(handle);
   if (it == tasks_.end()) return;
   task = std::move(it->second);
@@ -338,7 +338,7 @@ void Core::CancelTimer(std::uint64_t handle) {
 }
 
 void Core::AnnounceBell(int k) {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([this, k] {
     step.AssertHeld();
     for (auto& link : std::vector(links_)) link->AnnounceBell(k);
@@ -349,12 +349,12 @@ void Core::SetHandler(std::function<void(const lane::Completion&)> handler) {
   auto fresh =
       std::make_shared<const std::function<void(const lane::Completion&)>>(
           std::move(handler));
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   handler_.swap(fresh);  // the old one is destroyed after the latch is free
 }
 
 std::vector<std::shared_ptr<lane::shm::Link>> Core::Links() {
-  base::ProcessLatchGuard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   return live_links_;
 }
 

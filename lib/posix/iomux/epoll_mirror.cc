@@ -114,7 +114,7 @@ void HearEdges() {
   if (edges_outside.load(std::memory_order_relaxed)) return;
   {
     const Critical critical;
-    const base::ProcessLatchGuard hold(interest_latch);
+    const base::LatchGuard hold(interest_latch);
     edges_outside.store(true, std::memory_order_relaxed);
   }
   for (EpollSet* set = mirrored_sets.load(std::memory_order_acquire);

@@ -364,7 +364,7 @@ bool Interests::MayHide(Sock* sock, bool forking) {
     return MayHideLatched(sock);
   }
   Critical critical;
-  const base::ProcessLatchGuard hold(interest_latch);
+  const base::LatchGuard hold(interest_latch);
   return MayHideLatched(sock);
 }
 

@@ -30,7 +30,7 @@ void Registrations::HideSets(Sock*) {}
 
 bool Registrations::InUser(const Sock* sock) {
   const Critical critical;
-  const base::ProcessLatchGuard hold(interest_latch);
+  const base::LatchGuard hold(interest_latch);
   return sock->interests_user;
 }
 
