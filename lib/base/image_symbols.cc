@@ -69,6 +69,18 @@ ImageSymbols::ImageSymbols(const link_map* image) {
       case DT_HASH:
         hash_ = static_cast<const std::uint32_t*>(at);
         break;
+      case DT_JMPREL:
+        calls_.first = static_cast<const ElfW(Rela)*>(at);
+        break;
+      case DT_PLTRELSZ:
+        calls_.count = one->d_un.d_val / sizeof(ElfW(Rela));
+        break;
+      case DT_RELA:
+        others_.first = static_cast<const ElfW(Rela)*>(at);
+        break;
+      case DT_RELASZ:
+        others_.count = one->d_un.d_val / sizeof(ElfW(Rela));
+        break;
       default:
         break;
     }
@@ -88,6 +100,28 @@ void* ImageSymbols::Find(const char* name) const {
   const std::uint32_t index = Index(name, Version::kDefault);
   if (index == 0) return nullptr;
   return reinterpret_cast<void*>(base_ + symbols_[index].st_value);
+}
+
+bool ImageSymbols::ImportsAny(const char* const* names,
+                              std::size_t count) const {
+  return NameAny(calls_, names, count) || NameAny(others_, names, count);
+}
+
+bool ImageSymbols::NameAny(const Relocations& those, const char* const* names,
+                           std::size_t count) const {
+  if (those.first == nullptr || symbols_ == nullptr || strings_ == nullptr) {
+    return false;
+  }
+  for (std::size_t i = 0; i < those.count; ++i) {
+    // Most relocations of other kinds than calls have no symbol.
+    const auto index = ELF64_R_SYM(those.first[i].r_info);
+    if (index == 0) continue;
+    const char* name = strings_ + symbols_[index].st_name;
+    for (std::size_t k = 0; k < count; ++k) {
+      if (SameText(name, names[k])) return true;
+    }
+  }
+  return false;
 }
 
 bool ImageSymbols::SharesNameWith(const ImageSymbols& other,

@@ -3,6 +3,7 @@
 
 #include <link.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace rcsock::base {
@@ -23,6 +24,9 @@ class ImageSymbols {
   // Returns the default version of `name`, or null if the image defines none.
   void* Find(const char* name) const;
 
+  // Returns true if the image asks the loader for one of these names.
+  bool ImportsAny(const char* const* names, std::size_t count) const;
+
   // Returns true if the image defines a name, in any version, that `other` and
   // `third` define too.
   bool SharesNameWith(const ImageSymbols& other,
@@ -38,12 +42,21 @@ class ImageSymbols {
   // Returns the index behind the last that a table names.
   std::uint32_t End() const;
 
+  struct Relocations {
+    const ElfW(Rela) * first = nullptr;
+    std::size_t count = 0;
+  };
+  bool NameAny(const Relocations& those, const char* const* names,
+               std::size_t count) const;
+
   ElfW(Addr) base_ = 0;
   const ElfW(Sym) * symbols_ = nullptr;
   const char* strings_ = nullptr;
   const std::uint16_t* versions_ = nullptr;
   const std::uint32_t* gnu_hash_ = nullptr;  // DT_GNU_HASH
   const std::uint32_t* hash_ = nullptr;      // DT_HASH
+  Relocations calls_;                        // DT_JMPREL
+  Relocations others_;                       // DT_RELA
 };
 
 // Returns the image that contains `address`. Null: no image of the loader's.

@@ -15,12 +15,6 @@ inline bool ReadyToThrow() {
   return make_ready_to_throw == nullptr || make_ready_to_throw();
 }
 
-// Returns true unless the process has changed its root since it started.  What
-// rcsock loads late must not come from another root, whose files may be
-// anybody's.  KnowFirstRoot is called at the start.
-bool InFirstRoot();
-void KnowFirstRoot();
-
 }  // namespace rcsock::base
 
 #endif  // RCSOCK_LIB_BASE_UNWINDER_H_

@@ -15,13 +15,13 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/first_root.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/base/listing.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/no_sigpipe.h"
 #include "lib/base/unique_fd.h"
-#include "lib/base/unwinder.h"
 #include "lib/verbs/library_copy.h"
 #include "lib/verbs/providers.h"
 

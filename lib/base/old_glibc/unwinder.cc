@@ -17,9 +17,9 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include <cstddef>
 #include <iterator>
 
+#include "lib/base/first_root.h"
 #include "lib/base/image_symbols.h"
 #include "lib/base/old_glibc/forward.h"
 
@@ -72,78 +72,6 @@ const link_map* Unwinder() {
 constexpr const char* kCalls[] = {"socket",  "connect",     "listen", "accept",
                                   "accept4", "getpeername", "recvmsg"};
 
-// What an image asks the loader for, by its relocations.
-class Imports {
- public:
-  explicit Imports(const link_map* image) {
-    if (image == nullptr || image->l_ld == nullptr) return;
-    for (const ElfW(Dyn)* one = image->l_ld; one->d_tag != DT_NULL; ++one) {
-      const auto value = one->d_un.d_val;
-      // A table of a dynamic section that may not be written to (-z rodynamic)
-      // is given by its offset: the loader has turned the others' offsets into
-      // addresses.
-      const auto at = value < image->l_addr ? image->l_addr + value : value;
-      switch (one->d_tag) {
-        case DT_SYMTAB:
-          symbols_ = reinterpret_cast<const ElfW(Sym)*>(at);
-          break;
-        case DT_STRTAB:
-          strings_ = reinterpret_cast<const char*>(at);
-          break;
-        case DT_JMPREL:
-          calls_.begin = reinterpret_cast<const ElfW(Rela)*>(at);
-          break;
-        case DT_PLTRELSZ:
-          calls_.count = value / sizeof(ElfW(Rela));
-          break;
-        case DT_RELA:
-          others_.begin = reinterpret_cast<const ElfW(Rela)*>(at);
-          break;
-        case DT_RELASZ:
-          others_.count = value / sizeof(ElfW(Rela));
-          break;
-        case DT_RELACOUNT:
-          nameless_ = value;
-          break;
-        default:
-          break;
-      }
-    }
-  }
-
-  bool AnyOf(const char* const* names, std::size_t count) const {
-    return symbols_ != nullptr && strings_ != nullptr &&
-           (AnyIn(calls_, 0, names, count) ||
-            AnyIn(others_, nameless_, names, count));
-  }
-
- private:
-  struct Table {
-    const ElfW(Rela) * begin = nullptr;
-    std::size_t count = 0;
-  };
-
-  bool AnyIn(const Table& table, std::size_t from, const char* const* names,
-             std::size_t count) const {
-    if (table.begin == nullptr) return false;
-    for (std::size_t i = from; i < table.count; ++i) {
-      const auto index = ELF64_R_SYM(table.begin[i].r_info);
-      if (index == 0) continue;
-      const char* name = strings_ + symbols_[index].st_name;
-      for (std::size_t k = 0; k < count; ++k) {
-        if (base::SameText(name, names[k])) return true;
-      }
-    }
-    return false;
-  }
-
-  const ElfW(Sym) * symbols_ = nullptr;
-  const char* strings_ = nullptr;
-  Table calls_;
-  Table others_;
-  std::size_t nameless_ = 0;  // others_ begins with so many
-};
-
 // The libraries that the process starts with stay loaded.  A program that has
 // connections gets libgcc_s now: later it may have changed its root, or be
 // about to wait for a thread that has the loader's lock.  The program is the
@@ -156,7 +84,10 @@ class Imports {
       return Use(image);
     }
   }
-  if (Imports(_r_debug.r_map).AnyOf(kCalls, std::size(kCalls))) Load();
+  if (base::ImageSymbols(_r_debug.r_map)
+          .ImportsAny(kCalls, std::size(kCalls))) {
+    Load();
+  }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // The start of the process, and what the rooms below ask of this one.
 
-#include "lib/base/unwinder.h"
+#include "lib/base/first_root.h"
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/hooks/stdio.h"
 #include "lib/posix/hooks/uring.h"
