@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "tools/rcsock/gpu_memory.h"
+
 namespace rcsock::perf {
 
 // A message in a GPU's memory. Under rcsock the message is sent from there, and
@@ -24,11 +26,10 @@ class GpuBuffer {
   std::size_t Receive(int fd);
 
  private:
-  struct Driver;
-  const Driver* const driver_;
+  struct Rcsock;
+  const Rcsock* const rcsock_;  // null: not under rcsock
   const std::size_t size_;
-  void* context_ = nullptr;
-  unsigned long long memory_ = 0;
+  tools::GpuMemory memory_;
   std::vector<char> host_;
 };
 
