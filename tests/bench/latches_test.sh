@@ -8,18 +8,10 @@
 set -euo pipefail
 loops=$1
 preload=$(readlink -f "$2")
-tmp=$(mktemp -d)
-server=
-finish() {
-  if [[ -n $server ]]; then kill "$server" 2>/dev/null || true; fi
-  rm -rf "$tmp"
-}
-trap finish EXIT
+# shellcheck source=tests/bench/two_ends.sh
+source tests/bench/two_ends.sh
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
 
-free_port() {
-  python3 -c 'import sys; sys.path.insert(0, "tools"); import measure; print(measure.free_port())'
-}
 under() { # NAME COMMAND...
   LD_PRELOAD=$preload RCSOCK_STATS=$tmp/$1.json "${@:2}"
 }

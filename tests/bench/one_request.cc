@@ -11,28 +11,25 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "tests/bench/net.h"
 #include "tools/rcsock/perf/mark.h"
 
 namespace {
 
-[[noreturn]] void Fail(const char* what) {
-  std::perror(what);
-  std::exit(1);
-}
-
 void Send(int fd, std::size_t size) {
   static const char text[1024] = {};
-  if (send(fd, text, size, 0) != static_cast<ssize_t>(size)) Fail("send");
+  if (send(fd, text, size, 0) != static_cast<ssize_t>(size)) bench::Die("send");
 }
 
 void Receive(int fd, std::size_t size) {
   static char text[1024];
   if (recv(fd, text, size, MSG_WAITALL) != static_cast<ssize_t>(size)) {
-    Fail("recv");
+    bench::Die("recv");
   }
 }
 
@@ -42,20 +39,20 @@ void Serve(int listener, int set, const sockaddr_in& address) {
   const int client = socket(AF_INET, SOCK_STREAM, 0);
   if (connect(client, reinterpret_cast<const sockaddr*>(&address),
               sizeof address) != 0) {
-    Fail("connect");
+    bench::Die("connect");
   }
   const int server = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK);
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP | EPOLLET;
   if (server < 0 || epoll_ctl(set, EPOLL_CTL_ADD, server, &event) != 0) {
-    Fail("accept");
+    bench::Die("accept");
   }
   Send(client, 100);
-  if (epoll_wait(set, &event, 1, -1) != 1) Fail("epoll_wait");
+  if (epoll_wait(set, &event, 1, -1) != 1) bench::Die("epoll_wait");
   Receive(server, 100);
   Send(server, 1024);
   Receive(client, 1024);
-  if (close(server) != 0 || close(client) != 0) Fail("close");
+  if (close(server) != 0 || close(client) != 0) bench::Die("close");
 }
 
 }  // namespace
@@ -68,17 +65,14 @@ int main(int argc, char** argv) {
     std::fputs("usage: one_request instructions|calls COUNT\n", stderr);
     return 2;
   }
+  std::uint16_t port = 0;
+  const int listener = bench::Listen("127.0.0.1", &port);
+  const int set = epoll_create1(0);
+  if (set < 0) bench::Die("epoll_create1");
   sockaddr_in address{};
-  socklen_t size = sizeof address;
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* name = reinterpret_cast<sockaddr*>(&address);
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  const int set = epoll_create1(0);
-  if (set < 0 || bind(listener, name, size) != 0 || listen(listener, 8) != 0 ||
-      getsockname(listener, name, &size) != 0) {
-    Fail("listen");
-  }
+  address.sin_port = htons(port);
   for (int i = 0; i < 20; ++i) Serve(listener, set, address);
   if (calls) {
     rcsock::perf::Mark();

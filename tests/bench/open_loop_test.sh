@@ -8,23 +8,11 @@ set -euo pipefail
 
 program=$1
 preload=$(readlink -f "$2")
-tmp=$(mktemp -d)
-server=
-finish() {
-  if [[ -n $server ]]; then kill "$server" 2>/dev/null || true; fi
-  # A child of the server may still write its statistics.
-  for _ in {1..50}; do
-    if rm -rf "$tmp" 2>/dev/null; then return; fi
-    sleep 0.1
-  done
-}
-trap finish EXIT
+# shellcheck source=tests/bench/two_ends.sh
+source tests/bench/two_ends.sh
 
 under() { # PROFILE NAME COMMAND...
   LD_PRELOAD=$preload RCSOCK_PROFILE=$1 RCSOCK_STATS=$tmp/$2.json "${@:3}"
-}
-free_port() {
-  python3 -c 'import sys; sys.path.insert(0, "tools"); import measure; print(measure.free_port())'
 }
 run() { # PROFILE [SERVER'S OPTIONS [-- CLIENT'S OPTIONS]]
   local port profile=$1 options=()

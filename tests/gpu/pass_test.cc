@@ -241,15 +241,8 @@ class PassToPeerTest : public testing::Test {
  protected:
   void SetUp() override {
     Gpu::Get();
-    listener_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    auto* const at = reinterpret_cast<sockaddr*>(&address);
-    ASSERT_EQ(rcs_bind(listener_, at, size), 0);
-    ASSERT_EQ(rcs_listen(listener_, 5), 0);
-    ASSERT_EQ(rcs_getsockname(listener_, at, &size), 0);
+    Listen("127.0.0.1", &listener_, &address);
     port_ = ntohs(address.sin_port);
   }
   void TearDown() override {

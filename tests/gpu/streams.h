@@ -56,6 +56,18 @@ class Buffer {
   const std::size_t bytes_;
 };
 
+// Listens on a port of the kernel's choice, at this address of the host.
+inline void Listen(const char* host, int* listener, sockaddr_in* address) {
+  *listener = rcs_socket(AF_INET, SOCK_STREAM, 0);
+  address->sin_family = AF_INET;
+  address->sin_addr.s_addr = inet_addr(host);
+  socklen_t size = sizeof *address;
+  auto* const at = reinterpret_cast<sockaddr*>(address);
+  ASSERT_EQ(rcs_bind(*listener, at, size), 0);
+  ASSERT_EQ(rcs_listen(*listener, 5), 0);
+  ASSERT_EQ(rcs_getsockname(*listener, at, &size), 0);
+}
+
 enum class Path { kTcp, kLane };
 
 // Two ends of a stream, on TCP or on the lane of this test's machine.
@@ -63,18 +75,12 @@ class StreamTest : public testing::TestWithParam<Path> {
  protected:
   void SetUp() override {
     Gpu::Get();
-    listener_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr =
-        inet_addr(Rdma() ? std::getenv("RDMA_IP") : "127.0.0.1");
-    socklen_t size = sizeof address;
-    auto* const at = reinterpret_cast<sockaddr*>(&address);
-    ASSERT_EQ(rcs_bind(listener_, at, size), 0);
-    ASSERT_EQ(rcs_listen(listener_, 5), 0);
-    ASSERT_EQ(rcs_getsockname(listener_, at, &size), 0);
+    Listen(Rdma() ? std::getenv("RDMA_IP") : "127.0.0.1", &listener_, &address);
     one_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
-    ASSERT_EQ(rcs_connect(one_, at, size), 0);
+    ASSERT_EQ(rcs_connect(one_, reinterpret_cast<sockaddr*>(&address),
+                          sizeof address),
+              0);
     other_ = rcs_accept(listener_, nullptr, nullptr);
     ASSERT_GE(other_, 0);
     if (GetParam() == Path::kTcp) {
