@@ -47,13 +47,14 @@ class CudaPipe final : public Pipe {
 
   ContextPipes* const of_;
   std::byte* base_ = nullptr;
-  base::PinCount pin_;  // a copy is under way, and no event will report its end
+  base::PinCount pin_;  // of the slots, if the driver has pinned them
   bool pinned_ = false;
   const unsigned forks_ = forks.load(std::memory_order_relaxed);
   Stream stream_ = nullptr;
   std::array<Event, kSlots> events_{};
   std::array<bool, kSlots> busy_{};
-  // No event tells of the copy's end: the end of all that the stream does will.
+  // No event reports the end of the slot's copy.  The end of all work of the
+  // stream does.
   std::array<bool, kSlots> no_event_{};
 };
 

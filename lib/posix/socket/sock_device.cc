@@ -1,20 +1,17 @@
 // Copies between a device's memory and the rings of a lane in shared memory, or
 // between the devices of both ends.
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <ctime>
 #include <memory>
 #include <new>
 #include <optional>
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/sleep.h"
 #include "lib/gpu/memory.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/socket/sock.h"
@@ -30,6 +27,7 @@ constexpr std::size_t kPiece = 64 * 1024;
 constexpr std::uint64_t kPatienceNs = 100'000;
 // A copy of a piece takes some 3 to 20 us.
 constexpr std::uint64_t kSpinNs = 200'000;
+constexpr long kNapNs = 50'000;
 // Fewer bytes are not worth a word with the peer.
 constexpr std::size_t kLeastPassed = 256 * 1024;
 // One copy from device to device.  The peer takes so much at once, or nothing.
@@ -123,8 +121,7 @@ class Placement::RingCopies {
       hung_ = now - began_ns_ > gpu::Pipe::kMostWaitNs;
       if (hung_) error_ = ETIMEDOUT;
       if (now - began_ns_ > kSpinNs) {
-        const timespec nap{0, 50'000};
-        ::syscall(SYS_nanosleep, &nap, nullptr);
+        base::SleepThrough(kNapNs);
       }
       return 0;
     }
@@ -275,8 +272,7 @@ class Placement::Fill : RingCopies {
       seen = taken;
       if (now - since > kOfferNs || now - offers_ns_ > kOffersNs) return;
       if (now - since > kSpinNs) {
-        const timespec nap{0, 50'000};
-        ::syscall(SYS_nanosleep, &nap, nullptr);
+        base::SleepThrough(kNapNs);
       } else {
         base::LookOnce();
       }

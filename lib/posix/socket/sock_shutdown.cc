@@ -1,29 +1,18 @@
 // shutdown(2) of a stream.
 
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <algorithm>
+#include <atomic>
 #include <cerrno>
-#include <cstdint>
-#include <cstring>
 
-#include "lib/base/poll_now.h"
 #include "lib/base/real.h"
-#include "lib/lane/shm/shm_lane.h"
+#include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/registrations.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_looks.h"
-#include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
-
-using base::Reason;
 
 int Sock::Shutdown(int number, int how) {
   // The kernel refuses such a call, and nothing is closed.
