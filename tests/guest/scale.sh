@@ -62,6 +62,8 @@ all_idle() {
   (($(pinned $client) <= most && $(pinned $server) <= most))
 }
 
+large_rings() { ! all_idle; }
+
 # ... and there are lanes, at both ends.
 small_again() {
   (($(pinned $client) > 0 && $(pinned $server) > 0)) && all_idle &&
@@ -80,11 +82,11 @@ case $kind in
     ;;
   rings | whisper)
     touch "$dir/silent"
-    traffic=(--message 30000 --bytes $((4800000 / connections)) --moves 3 --linger "$dir/silent")
+    traffic=(--message 30000 --bytes $((4800000 / connections)) --linger "$dir/silent")
     [[ $kind == rings ]] || traffic+=(--whisper 300)
     ;;
 esac
-[[ $kind == rings || $kind == whisper ]] || traffic+=(--stop "$dir/stop")
+traffic+=(--stop "$dir/stop")
 LD_PRELOAD=$shim RCSOCK_STATS=$dir/stats.client "$soak" client "$RDMA_IP" "$port" \
   --connections "$connections" --report "$dir/report" "${traffic[@]}" \
   2>"$dir/log.client" >"$dir/right" &
@@ -97,7 +99,11 @@ case $kind in
     ;;
   uniform | pinned | moving) until_true $((seconds + 5)) "the end" gone_by $((start + seconds)) ;;
   rings | whisper)
-    until_true "$seconds" "large rings" grep -q "left its lane: idle_rings" "$dir/log.client" "$dir/log.server"
+    # The traffic goes on until all have a lane, however long that takes.
+    until_true "$seconds" "all on rdma" all_promoted
+    until_true "$seconds" "large rings" large_rings
+    touch "$dir/stop"
+    until_true "$seconds" "lanes left with large rings" grep -q "left its lane: idle_rings" "$dir/log.client" "$dir/log.server"
     until_true "$seconds" "small rings" all_idle
     [[ $kind == rings ]] || until_true "$seconds" "lanes with small rings" small_again
     echo "pinned: $(pinned $client) $(pinned $server) KiB"

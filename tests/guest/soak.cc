@@ -12,10 +12,10 @@
 // the server answers each byte with one of another such sequence.  Only A
 // connections are active at a time; after each K-th part of the bytes the next
 // A are (with --stay, after so many milliseconds).  B is per connection and
-// turn.  With --stop it goes on until FILE
-// exists.  --pause: so long after each turn.  --linger: at the end, while FILE
-// exists, all is silent; with --whisper each connection has a round trip of 64
-// bytes now and then.
+// turn.  With --stop the traffic goes on until FILE exists.  --pause: so long
+// after each turn.  --linger: after the traffic, while FILE exists, all is
+// silent; with --whisper each connection then has a round trip of 64 bytes now
+// and then.
 //
 // --report: a line "bytes N" is rewritten in FILE now and then, so that a
 // script can act in mid-transfer.  Exit status 0: every byte was right.
@@ -258,14 +258,14 @@ int Client(const Options& options) {
     return !options.linger.empty() &&
            ::access(options.linger.c_str(), F_OK) == 0;
   };
-  const auto goes_on = [&](int move) {
-    if (!options.stop.empty()) {
-      return ::access(options.stop.c_str(), F_OK) != 0;
-    }
-    return move < options.moves || (options.whisper_ms > 0 && lingers());
+  const auto has_traffic = [&](int move) {
+    if (options.stop.empty()) return move < options.moves;
+    return ::access(options.stop.c_str(), F_OK) != 0;
   };
-  for (int move = 0; goes_on(move); ++move) {
-    const bool whispers = options.stop.empty() && move >= options.moves;
+  bool whispers = false;
+  for (int move = 0;; ++move) {
+    whispers = whispers || !has_traffic(move);
+    if (whispers && (options.whisper_ms == 0 || !lingers())) break;
     int busy = 0;
     if (options.stay_ms == 0) {
       turn = static_cast<unsigned>(move);
