@@ -220,8 +220,8 @@ class EpollSet final : public File {
     return HasUser();
   }
   // The conductor looks whether the set's thread is outside every wait
-  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor need
-  // not look again soon.
+  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor
+  // need not look again soon.
   bool NoteAway(bool* away) RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date (epoll_mirror.cc).
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
@@ -382,7 +382,7 @@ class EpollSet final : public File {
       RC_EXCLUDES(interest_latch);
   void PutBack(const Batch& batch) RC_REQUIRES(wait_latch_)
       RC_EXCLUDES(ready_latch_);
-  bool Spend(Interest* interest, const Sock* sock, std::uint32_t events,
+  bool Spend(Interest* interest, const Sock* sock, std::uint32_t armings,
              std::uint64_t* data);
   class CtlCall;
   bool MayChange(int number, int op, int fd, const Sock* sock) const

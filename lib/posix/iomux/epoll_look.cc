@@ -81,7 +81,14 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
       return events & (room ? kInput | kRoom : kInput);
     }
     if ((events & (kRoom | EPOLLONESHOT)) == EPOLLONESHOT) {
-      return Spend(interest, sock, events, data) ? events & kInput : 0;
+      // The caller's look, and `events`, may be of an earlier arming.
+      const std::uint32_t armings =
+          interest->armings.load(std::memory_order_acquire);
+      return interest->events.load(std::memory_order_relaxed) == events &&
+                     direct.lane->RxPendingQuick() &&
+                     Spend(interest, sock, armings, data)
+                 ? events & kInput
+                 : 0;
     }
   }
   if (by_edges) interest->edge.store(true, std::memory_order_relaxed);
