@@ -44,7 +44,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   *data = interest->data.load(std::memory_order_acquire);
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   if ((events & kReadable) == 0 ||
-      interest->spent.load(std::memory_order_relaxed)) {
+      interest->spent.load(std::memory_order_acquire)) {
     return 0;
   }
   Sock* const sock = direct.sock;
@@ -81,6 +81,9 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
       return events & (room ? kInput | kRoom : kInput);
     }
     if ((events & (kRoom | EPOLLONESHOT)) == EPOLLONESHOT) {
+      // The message that the caller has seen may have been reported before.
+      // Its reader may have taken it, and armed the registration again, since.
+      if (!direct.lane->RxPendingQuick()) return 0;
       return Spend(interest, sock, events, data) ? events & kInput : 0;
     }
   }
@@ -336,15 +339,29 @@ bool EpollSet::TimeForKernel() {
   return true;
 }
 
+// Returns whether the kernel is asked in this wait, which has room for one
+// event.  Of as many waits as the set has streams, local TCP gets one for each
+// of its own.  By time alone, lanes that always have something would leave it a
+// few of a thousand waits.
+bool EpollSet::TurnOfLocalTcp(std::uint64_t waits) const {
+  const int local = local_tcp_.load(std::memory_order_relaxed);
+  if (local <= 0 || !local_recent_.load(std::memory_order_relaxed))
+    return false;
+  const auto its = static_cast<std::uint64_t>(local);
+  const int lanes = user_count_.load(std::memory_order_relaxed);
+  return waits * its % (its + static_cast<std::uint64_t>(lanes)) < its;
+}
+
 // Threads may miss each other's counts.  Then the look at the kernel comes
 // later.
-bool EpollSet::KernelDue() {
+bool EpollSet::KernelDue(int capacity) {
   const std::uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
   waits_.store(waits, std::memory_order_relaxed);
+  if (capacity == 1 && TurnOfLocalTcp(waits)) return true;
   return (waits & 3) == 0 && TimeForKernel();
 }
 
-// The answer that KernelDue() would give.
+// The answer that KernelDue() would give where local TCP has no news.
 bool EpollSet::KernelDueNext() const {
   return (waits_.load(std::memory_order_relaxed) & 3) == 3 &&
          base::Ticks() - kernel_look_.load(std::memory_order_relaxed) >
@@ -486,7 +503,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
 
 [[gnu::hot]] int EpollSet::QuickWait(int fd, epoll_event* out, int capacity,
                                      int timeout) {
-  if (InOrderWithKernel(capacity)) [[unlikely]]
+  if (LocalTcpTells()) [[unlikely]]
     return LongEpoll(fd, out, capacity, timeout);
   if (crowded_.load(std::memory_order_relaxed)) {
     return KernelDueNext() ? LongEpoll(fd, out, capacity, timeout)

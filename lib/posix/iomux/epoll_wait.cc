@@ -267,7 +267,8 @@ bool EpollSet::WaitCall::SleepAsStranger() {
 // too.  Otherwise a direct stream that always has something would keep them
 // waiting.
 [[gnu::always_inline]] inline bool EpollSet::WaitCall::LookAtKernelFirst() {
-  if (set_->InOrderWithKernel(capacity_) || !set_->KernelDue() || Gone()) {
+  if (set_->InOrderWithKernel(capacity_) || !set_->KernelDue(capacity_) ||
+      Gone()) {
     return false;
   }
   due_ = true;
