@@ -220,8 +220,9 @@ class EpollSet final : public File {
     return HasUser();
   }
   // The conductor looks whether the set's thread is outside every wait
-  // (epoll_away.cc).  Returns false if the conductor need not look again soon.
-  bool NoteAway() RC_EXCLUDES(wait_latch_);
+  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor need
+  // not look again soon.
+  bool NoteAway(bool* away) RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date (epoll_mirror.cc).
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
   // For the conductor, when the bell has rung.  False: a thread holds the set.
@@ -555,8 +556,6 @@ class EpollSet final : public File {
   std::atomic<bool> away_watched_{false};
   bool away_listed_ RC_GUARDED_BY(interest_latch) = false;
   std::uint32_t away_number_ RC_GUARDED_BY(wait_latch_) = 0;
-  // The looking thread alone uses this.
-  int away_quiet_ = 0;
   // Written before the set is in the list.
   EpollSet* away_next_ = nullptr;
   std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; last empty Peek
