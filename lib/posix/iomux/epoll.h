@@ -220,8 +220,8 @@ class EpollSet final : public File {
     return HasUser();
   }
   // The conductor looks whether the set's thread is outside every wait
-  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor need
-  // not look again soon.
+  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor
+  // need not look again soon.
   bool NoteAway(bool* away) RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date (epoll_mirror.cc).
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
@@ -397,9 +397,9 @@ class EpollSet final : public File {
   bool HasUnread() RC_EXCLUDES(interest_latch);
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();
-  bool KernelDue(int capacity);
+  bool KernelDue();
+  [[gnu::cold]] bool TurnOfLocalTcp();
   bool KernelDueNext() const;
-  [[gnu::cold]] bool TurnOfLocalTcp(std::uint64_t waits) const;
   static bool After(std::uint32_t count, std::uint32_t before) {
     return static_cast<std::int32_t>(count - before) > 0;
   }
@@ -420,7 +420,7 @@ class EpollSet final : public File {
            local_recent_.load(std::memory_order_relaxed);
   }
   // Whether the kernel must be asked before the lanes report.  With room for
-  // one event the two sides take turns instead (KernelDue).
+  // one event the two sides take turns instead (TurnOfLocalTcp).
   bool InOrderWithKernel(int capacity) const {
     return LocalTcpTells() && capacity > 1;
   }

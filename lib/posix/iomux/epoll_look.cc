@@ -339,26 +339,25 @@ bool EpollSet::TimeForKernel() {
   return true;
 }
 
-// Returns whether the kernel is asked in this wait, which has room for one
-// event.  Of as many waits as the set has streams, local TCP gets one for each
-// of its own.  By time alone, lanes that always have something would leave it a
-// few of a thousand waits.
-bool EpollSet::TurnOfLocalTcp(std::uint64_t waits) const {
-  const int local = local_tcp_.load(std::memory_order_relaxed);
-  if (local <= 0 || !local_recent_.load(std::memory_order_relaxed))
-    return false;
-  const auto its = static_cast<std::uint64_t>(local);
-  const int lanes = user_count_.load(std::memory_order_relaxed);
-  return waits * its % (its + static_cast<std::uint64_t>(lanes)) < its;
-}
-
 // Threads may miss each other's counts.  Then the look at the kernel comes
 // later.
-bool EpollSet::KernelDue(int capacity) {
+bool EpollSet::KernelDue() {
   const std::uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
   waits_.store(waits, std::memory_order_relaxed);
-  if (capacity == 1 && TurnOfLocalTcp(waits)) return true;
   return (waits & 3) == 0 && TimeForKernel();
+}
+
+// KernelDue() for a set whose local TCP has had news, and a wait with room for
+// one event.  Of as many waits as the set has streams, local TCP gets one for
+// each of its own.  By time alone, lanes that always have something would leave
+// it a few of a thousand waits.
+bool EpollSet::TurnOfLocalTcp() {
+  const bool due = KernelDue();
+  const int local = std::max(local_tcp_.load(std::memory_order_relaxed), 1);
+  const int lanes = user_count_.load(std::memory_order_relaxed);
+  const std::uint64_t waits = waits_.load(std::memory_order_relaxed);
+  const auto its = static_cast<std::uint64_t>(local);
+  return due || waits * its % (its + static_cast<std::uint64_t>(lanes)) < its;
 }
 
 // The answer that KernelDue() would give where local TCP has no news.
