@@ -208,7 +208,7 @@ void EpollSet::CtlCall::Awake(Interest* dormant) {
   dormant->data.store(event_->data.u64, std::memory_order_relaxed);
   dormant->told_by_kernel = false;
   dormant->armed_here = true;
-  dormant->spent.store(false, std::memory_order_relaxed);
+  dormant->spent.store(false, std::memory_order_release);
   dormant->CountArming();
   dormant->dormant.store(false, std::memory_order_release);
   ++set_->registered_;
@@ -305,7 +305,7 @@ void EpollSet::CtlCall::Arm() {
   found_->events.store(event_->events, std::memory_order_release);
   found_->told_by_kernel = false;
   found_->armed_here = true;
-  found_->spent.store(false, std::memory_order_relaxed);
+  found_->spent.store(false, std::memory_order_release);
   found_->CountArming();
   found_->edge.store(true, std::memory_order_relaxed);
   if (!found_->in_user.load(std::memory_order_relaxed)) return;

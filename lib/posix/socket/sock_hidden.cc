@@ -134,9 +134,4 @@ void UnusedCopy::LeaveHolding(Holding* all) {
   if (state == State::kNo || state == State::kAsks) all->Leave();
 }
 
-void UnusedCopy::Reset() {
-  state_.store(State::kNo, std::memory_order_relaxed);
-  ask_fd_ = -1;
-}
-
 }  // namespace rcsock::posix
