@@ -35,11 +35,14 @@ MOST_CELL = 200
 # Pages whose tables quote rows of these files by their first cell, and how many rows at least.
 QUOTING = {"README.md": 6, "docs/performance.md": 12}
 QUOTED = ["00_goals.json", "10_programs.json"]
-# Groups of load_compare's rows: the file, and what the table is called.
+# Groups of load_compare's rows: the file, what the table is called, and a note.
 LOADS = {
-    "open": ("13_load_open.json", "Requests at a rate, whatever has been answered"),
-    "closed": ("14_load_closed.json", "Each connection sends its next request at once"),
-    "churn": ("15_load_churn.json", "Connections that take, lose or leave their lanes"),
+    "open": ("13_load_open.json", "Requests at a rate, whatever has been answered",
+             "A latency counts from when a request was due. The server has CPU 0, the client CPU 1."),
+    "closed": ("14_load_closed.json", "Each connection sends its next request at once",
+               "With *-io* and *-many* each end has several threads or processes, where the kernel puts them."),
+    "churn": ("15_load_churn.json", "Connections that take, lose or leave their lanes",
+              "*From the first* counts from the first request on, while all connections take their lanes."),
 }
 
 
@@ -143,7 +146,7 @@ def load(path, machine, date):
         notes.append(f"A line is that run of {run['repetitions']} whose CPU time is the middle one, whole.")
     else:
         notes.append("A line is one run, so its p99.9 and its max come and go.")
-    for group, (name, title) in LOADS.items():
+    for group, (name, title, note) in LOADS.items():
         rows = [line for row in run["rows"] if group_of(row) == group for line in load_rows(row)]
         if not rows:
             continue
@@ -153,7 +156,7 @@ def load(path, machine, date):
             "command": f"tests/bench/load_compare {arguments} --json FILE",
             "columns": ["row", "", "done/s", "p50 us", "p99", "p99.9", "max", "CPU us for a request: server, client",
                         "times plain", "sleeps for a request: server, client", "connections and bytes on lanes"],
-            "rows": rows, "notes": notes}, indent=1) + "\n")
+            "rows": rows, "notes": [note, *notes]}, indent=1) + "\n")
 
 
 def main():

@@ -83,9 +83,9 @@ struct alignas(64) Interest {
   bool was_user RC_GUARDED_BY(interest_latch) = false;
   EpollSet* was_of = nullptr;  // its set, while it is in a Lookers
 
-  // Called with the interest latch.  A look that sees this arming sees what the
-  // arming thread has read before, too.
-  void CountArming() {
+  // A look that sees this arming sees what the arming thread has read before,
+  // too.
+  void CountArming() RC_REQUIRES(interest_latch) {
     armings.store(armings.load(std::memory_order_relaxed) + 1,
                   std::memory_order_release);
   }
