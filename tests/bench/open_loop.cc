@@ -53,6 +53,7 @@ struct Options {
   int life = 0;           // requests of a connection; 0: no end
   double fork_every = 0;  // seconds between the server's children; 0: none
   unsigned seed = 7;
+  int slowest = 0;  // requests that are told of one by one
 };
 
 // What a process has used: CPU time, and how often its threads have slept.
@@ -115,7 +116,7 @@ class Client {
 
   void Run() {
     Settle();
-    const std::int64_t start = bench::NowNs();
+    const std::int64_t start = start_ = bench::NowNs();
     const std::int64_t counted = start + Ns(options_.warm_up);
     const std::int64_t end = counted + Ns(options_.seconds);
     latencies_.reserve(
@@ -239,11 +240,29 @@ class Client {
     one->part += static_cast<std::size_t>(got);
     for (; one->part >= kAnswerSize; one->part -= kAnswerSize) {
       if (one->due.empty()) bench::Die("an answer to no request");
-      if (counts_) latencies_.push_back(now - one->due.front());
+      if (counts_) {
+        latencies_.push_back(now - one->due.front());
+        Note(now, *one);
+      }
       one->due.pop_front();
       --open_;
     }
     if (options_.life > 0 && one->left <= 0 && one->due.empty()) EndLife(one);
+  }
+
+  // Keeps the requests that have waited longest, the longest first.
+  void Note(std::int64_t now, const Connection& one) {
+    const auto most = static_cast<std::size_t>(options_.slowest);
+    const std::int64_t waited = now - one.due.front();
+    if (most == 0 || (slow_.size() == most && slow_.back().waited >= waited)) {
+      return;
+    }
+    if (slow_.size() == most) slow_.pop_back();
+    const auto after = [waited](const Slow& other) {
+      return other.waited < waited;
+    };
+    slow_.insert(std::find_if(slow_.begin(), slow_.end(), after),
+                 {waited, now, one.fd});
   }
 
   double Percentile(double part) const {
@@ -264,12 +283,28 @@ class Client {
         "\"refused\": %llu, \"p50_us\": %.2f, \"p99_us\": %.2f, "
         "\"p999_us\": %.2f, \"max_us\": %.2f, \"client_cpu_us\": %.3f, "
         "\"server_cpu_us\": %.3f, \"client_sleeps\": %.3f, "
-        "\"server_sleeps\": %.3f, \"lives\": %llu}\n",
+        "\"server_sleeps\": %.3f, \"lives\": %llu",
         options_.connections, options_.rate, done * 1e9 / elapsed_ns,
         static_cast<unsigned long long>(refused_), Percentile(0.5),
         Percentile(0.99), Percentile(0.999), Percentile(1),
         own.cpu_ns * each / 1e3, peer.cpu_ns * each / 1e3, own.sleeps * each,
         peer.sleeps * each, static_cast<unsigned long long>(lives_));
+    TellSlowest();
+    std::printf("}\n");
+  }
+
+  void TellSlowest() const {
+    if (options_.slowest == 0) return;
+    std::printf(", \"start_ns\": %lld, \"slowest\": [",
+                static_cast<long long>(start_));
+    const char* between = "";
+    for (const Slow& one : slow_) {
+      std::printf("%s[%.2f, %lld, %d]", between,
+                  static_cast<double>(one.waited) / 1e3,
+                  static_cast<long long>(one.at), one.fd);
+      between = ", ";
+    }
+    std::printf("]");
   }
 
   const Options& options_;
@@ -282,6 +317,13 @@ class Client {
   std::uint64_t lives_ = 0;  // connections that have ended
   bool counts_ = false;
   std::vector<std::int64_t> latencies_;
+  struct Slow {
+    std::int64_t waited;
+    std::int64_t at;  // when the answer came, by the monotonic clock
+    int fd;
+  };
+  std::vector<Slow> slow_;
+  std::int64_t start_ = 0;
   std::mt19937_64 random_{options_.seed};
   std::uniform_int_distribution<std::uint64_t> pick_;
   std::uniform_real_distribution<double> uniform_{0, 1};
@@ -391,6 +433,8 @@ int main(int argc, char** argv) {
                  "has the option, too, and does not end by itself)");
   app.add_option("--fork-every", options.fork_every,
                  "seconds between two children of the server");
+  app.add_option("--slowest", options.slowest,
+                 "tells of so many requests: how long, when, which descriptor");
   app.add_option("--seed", options.seed)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   bench::RaiseDescriptorLimit();
