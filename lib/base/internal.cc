@@ -2,6 +2,6 @@
 
 namespace rcsock::base {
 
-constinit thread_local bool tls_internal = false;
+thread_local constinit bool tls_internal = false;
 
 }  // namespace rcsock::base

@@ -11,7 +11,8 @@ namespace rcsock::base {
 //
 // constinit: otherwise each use would go through a wrapper that asks whether
 // the variable has been initialised.
-extern constinit thread_local bool tls_internal;
+extern thread_local constinit bool tls_internal
+    __attribute__((tls_model("initial-exec")));
 
 class InternalScope {
  public:

@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "lib/base/alone.h"
+
 namespace rcsock::base {
 
 // A scope in which pthread_cancel waits. Use it around calls into other
@@ -17,6 +19,24 @@ class NoCancel {
   NoCancel& operator=(const NoCancel&) = delete;
 
  private:
+  int before_ = 0;
+};
+
+// As NoCancel, inside a critical section, where no handler runs. So while the
+// program has one thread, nothing cancels this one meanwhile.
+class NoCancelInCritical {
+ public:
+  NoCancelInCritical() {
+    if (!alone_) ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_);
+  }
+  ~NoCancelInCritical() {
+    if (!alone_) ::pthread_setcancelstate(before_, nullptr);
+  }
+  NoCancelInCritical(const NoCancelInCritical&) = delete;
+  NoCancelInCritical& operator=(const NoCancelInCritical&) = delete;
+
+ private:
+  const bool alone_ = Alone();
   int before_ = 0;
 };
 

@@ -117,11 +117,15 @@ bool MakeLent(int fd) {
 }
 
 // In the parent: restores the entry.
-void Recall(int fd) {
-  if (Entry(fd) != &lent) return;
+void RecallLent(int fd) {
   auto entry = reinterpret_cast<std::uintptr_t>(&lent);
   fd_table[fd].compare_exchange_strong(
       entry, LentAt(fd).entry.load(std::memory_order_relaxed));
+}
+
+inline void Recall(int fd) {
+  if (Entry(fd) == &lent) [[unlikely]]
+    RecallLent(fd);
 }
 
 // Returns whether the borrowing child has ended, or is another program now.  If
@@ -325,7 +329,7 @@ File* Settled(int fd) {
   return file;
 }
 
-void Evict(int fd) {
+void EvictStale(int fd) {
   File* file = LookupToClose(fd);
   if (file == nullptr) return;
   // In a child of vfork the number is the child's, and the entry the parent's.
@@ -333,9 +337,14 @@ void Evict(int fd) {
   OpsOf(file).evict(file, fd, IsClaimed(fd));
 }
 
+int CloseForGood(int fd) {
+  Put(fd, nullptr);
+  return real::close(fd);
+}
+
 int CloseNumber(int fd, const Successor& next, bool held) {
   Critical critical;
-  const base::NoCancel no_cancel;
+  const base::NoCancelInCritical no_cancel;
   const bool anchor = held;
   const bool follows = next.held != nullptr && next.held->file() != nullptr;
   int last = -1;

@@ -45,7 +45,11 @@ void Bind(int fd, File* file, const FileOps& ops);
 // on a lane in shared memory.
 void NoteOnLane(int fd, const File* file, bool on);
 // Drops a stale entry of a number that the kernel has just given out.
-void Evict(int fd);
+void EvictStale(int fd);
+inline void Evict(int fd) {
+  if (Entry(fd) != nullptr) [[unlikely]]
+    EvictStale(fd);
+}
 // In a child of vfork that is about to close the number, or to put something
 // else there.  From now on the number names nothing of rcsock's for the child.
 void Lend(int fd);
@@ -89,6 +93,9 @@ int ReplaceFd(int fd, int from, int flags);
 // Closes a claimed number in the kernel and in the table.  `held`: meanwhile no
 // thread finds the number on either side; look-ups wait.
 int CloseNumber(int fd, const Successor& next, bool held);
+// CloseNumber of a number that nothing follows, and that no look-up awaits.
+// Requires a critical section that is not cancelled.
+int CloseForGood(int fd);
 // `fd` is being closed and is the last number, but `file` lives on.  From now
 // on the table names it by `hidden`, a number of rcsock's own.
 void GoOnBy(int hidden, File* file);

@@ -175,7 +175,9 @@ int listen(int fd, int backlog) {
 }
 
 int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
-  sockaddr_storage peer{};
+  // As far as the kernel fills it.
+  sockaddr_storage peer;
+  peer.ss_family = AF_UNSPEC;
   socklen_t size = sizeof peer;
   int accepted;
   if (address == nullptr) {
@@ -207,6 +209,7 @@ int accept(int fd, sockaddr* address, socklen_t* length) {
 
 int connect(int fd, const sockaddr* address, socklen_t length) {
   Sock* sock = LookupSock(fd);
+  const std::uint32_t life = sock != nullptr ? sock->calls().Life() : 0;
   // AF_UNSPEC ends a connection.  The descriptor may get another.
   sa_family_t family = AF_INET;
   if (sock != nullptr && !Null(address) &&
@@ -232,9 +235,12 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
   if (sock != nullptr &&
       (result == 0 || errno == EINPROGRESS || errno == EINTR)) {
     const int saved = errno;
-    // The call may have waited long, and the number been closed meanwhile.
+    // The call may have waited long, and the number been closed meanwhile, and
+    // even be another connection's with the same object.
     const SockAt still(fd);
-    if (!still || &*still != sock) return result;
+    if (!still || &*still != sock || sock->calls().Life() != life) {
+      return result;
+    }
     if (sock->listening.load(std::memory_order_relaxed)) {
       // The socket was a listener until shutdown().  The kernel alone knows the
       // options that were set on the listener.

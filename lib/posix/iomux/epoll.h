@@ -220,8 +220,9 @@ class EpollSet final : public File {
     return HasUser();
   }
   // The conductor looks whether the set's thread is outside every wait
-  // (epoll_away.cc).  Returns false if the conductor need not look again soon.
-  bool NoteAway() RC_EXCLUDES(wait_latch_);
+  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor
+  // need not look again soon.
+  bool NoteAway(bool* away) RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date (epoll_mirror.cc).
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
   // For the conductor, when the bell has rung.  False: a thread holds the set.
@@ -381,7 +382,7 @@ class EpollSet final : public File {
       RC_EXCLUDES(interest_latch);
   void PutBack(const Batch& batch) RC_REQUIRES(wait_latch_)
       RC_EXCLUDES(ready_latch_);
-  bool Spend(Interest* interest, const Sock* sock, std::uint32_t events,
+  bool Spend(Interest* interest, const Sock* sock, std::uint32_t armings,
              std::uint64_t* data);
   class CtlCall;
   bool MayChange(int number, int op, int fd, const Sock* sock) const
@@ -397,6 +398,7 @@ class EpollSet final : public File {
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();
   bool KernelDue();
+  [[gnu::cold]] bool TurnOfLocalTcp();
   bool KernelDueNext() const;
   static bool After(std::uint32_t count, std::uint32_t before) {
     return static_cast<std::int32_t>(count - before) > 0;
@@ -412,11 +414,15 @@ class EpollSet final : public File {
   bool NothingBehind() RC_EXCLUDES(wait_latch_);
   int DrainAndCollect(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
   [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
-  // Whether the kernel must be asked before the lanes report.  With room for
-  // one event the two sides take turns instead.
-  bool InOrderWithKernel(int capacity) const {
+  // Whether local TCP has had news lately.
+  bool LocalTcpTells() const {
     return local_tcp_.load(std::memory_order_relaxed) > 0 &&
-           local_recent_.load(std::memory_order_relaxed) && capacity > 1;
+           local_recent_.load(std::memory_order_relaxed);
+  }
+  // Whether the kernel must be asked before the lanes report.  With room for
+  // one event the two sides take turns instead (TurnOfLocalTcp).
+  bool InOrderWithKernel(int capacity) const {
+    return LocalTcpTells() && capacity > 1;
   }
   static constexpr std::uint64_t kRecentUs = 1'000'000;
   static std::size_t LocalSlot(std::uint64_t data) {
@@ -550,8 +556,6 @@ class EpollSet final : public File {
   std::atomic<bool> away_watched_{false};
   bool away_listed_ RC_GUARDED_BY(interest_latch) = false;
   std::uint32_t away_number_ RC_GUARDED_BY(wait_latch_) = 0;
-  // The looking thread alone uses this.
-  int away_quiet_ = 0;
   // Written before the set is in the list.
   EpollSet* away_next_ = nullptr;
   std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; last empty Peek

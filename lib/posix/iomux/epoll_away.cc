@@ -3,7 +3,10 @@
 
 #include "lib/posix/iomux/epoll_away.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <utility>
 
 #include "lib/base/clock.h"
 #include "lib/posix/iomux/epoll.h"
@@ -21,6 +24,8 @@ class AwaySets {
   static constinit std::atomic<EpollSet*> all;
   // The conductor that looks at these sets.  Null: none looks.
   static constinit std::atomic<Conductor*> looks;
+  // The time between its looks.
+  static constinit std::atomic<std::uint32_t> look_ms;
 
   static void Look(Conductor* conductor);
   static void Start(Conductor* conductor);
@@ -31,29 +36,39 @@ constinit std::atomic<Conductor*> AwaySets::looks{nullptr};
 
 namespace {
 
-constexpr std::uint32_t kLookMs = 4;
-// The looks at a set without a wait in between.
-constexpr int kQuietLooks = 8;
+constexpr std::uint32_t kLeastLookMs = 4;
+// Threads that a look finds in their waits need none: their bells are armed.  A
+// service at a small part of its load has such threads nearly always, and each
+// look costs it two switches of threads.
+constexpr std::uint32_t kMostLookMs = 32;
 
 }  // namespace
 
+constinit std::atomic<std::uint32_t> AwaySets::look_ms{kLeastLookMs};
+
 void AwaySets::Start(Conductor* conductor) {
-  if (conductor->After(kLookMs, [conductor] { Look(conductor); }) == 0) {
+  if (conductor->After(look_ms.load(std::memory_order_relaxed),
+                       [conductor] { Look(conductor); }) == 0) {
     looks.store(nullptr, std::memory_order_seq_cst);
   }
 }
 
 void AwaySets::Look(Conductor* conductor) {
   bool more = false;
+  bool away = false;
   for (EpollSet* set = all.load(std::memory_order_acquire); set != nullptr;
        set = set->away_next_) {
-    if (!set->away_watched_.load(std::memory_order_seq_cst)) continue;
-    if (set->NoteAway()) {
-      more = true;
-    } else {
-      set->away_watched_.store(false, std::memory_order_seq_cst);
+    // A wait that ends from here on has the set looked at again.
+    if (!set->away_watched_.exchange(false, std::memory_order_seq_cst) ||
+        !set->NoteAway(&away)) {
+      continue;
     }
+    set->away_watched_.store(true, std::memory_order_seq_cst);
+    more = true;
   }
+  const std::uint32_t ms = look_ms.load(std::memory_order_relaxed);
+  look_ms.store(away ? kLeastLookMs : std::min(2 * ms, kMostLookMs),
+                std::memory_order_relaxed);
   if (!more) {
     looks.store(nullptr, std::memory_order_seq_cst);
     // A set that another thread has added since then sees that no conductor
@@ -96,14 +111,13 @@ void EpollSet::WatchAwayNow() {
 // the first message in the kernel's ready list.  If each wait armed at its end,
 // each message would cost a stamp and a ring.  So the conductor arms a moment
 // later, for a thread that does not come back soon.
-bool EpollSet::NoteAway() {
+bool EpollSet::NoteAway(bool* away) {
   const Critical critical;
   if (!wait_latch_.try_lock()) {
-    away_quiet_ = 0;
+    *away = true;
     return true;
   }
-  away_quiet_ = wait_number_ == away_number_ ? away_quiet_ + 1 : 0;
-  away_number_ = wait_number_;
+  const bool quiet = std::exchange(away_number_, wait_number_) == wait_number_;
   Rebuild();
   const bool mixes = Mixes();
   const bool inside = sleepers_.load(std::memory_order_seq_cst) > 0 ||
@@ -116,7 +130,10 @@ bool EpollSet::NoteAway() {
     local_recent_.store(true, std::memory_order_release);
   }
   wait_latch_.unlock();
-  return mixes && away_quiet_ < kQuietLooks;
+  *away |= !inside;
+  // Where no wait has ended since the last look, the thread is in its wait or
+  // the bell is armed.  The end of the next wait has the looks begin again.
+  return mixes && !quiet;
 }
 
 // A set that another thread was closing is in no table (MirrorsForkChild).

@@ -23,10 +23,13 @@
 namespace rcsock::posix {
 
 void EpollSet::CountLocal(std::uint64_t data, bool counts) {
+  // The latch excludes other writers.
+  constexpr auto kRelaxed = std::memory_order_relaxed;
   const int change = counts ? 1 : -1;
-  local_tcp_.fetch_add(change, std::memory_order_relaxed);
-  local_data_[LocalSlot(data)].fetch_add(static_cast<std::uint32_t>(change),
-                                         std::memory_order_relaxed);
+  local_tcp_.store(local_tcp_.load(kRelaxed) + change, kRelaxed);
+  std::atomic<std::uint32_t>& of_data = local_data_[LocalSlot(data)];
+  of_data.store(of_data.load(kRelaxed) + static_cast<std::uint32_t>(change),
+                kRelaxed);
   if (counts) LocalNews();
 }
 

@@ -99,26 +99,27 @@ constinit std::atomic<std::uint32_t> trials[kPlaces];
 std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
                                   stream::Role role) {
   std::uint64_t hash = role == stream::Role::kConnector ? 1 : 2;
-  const auto mix = [&hash](const void* bytes, std::size_t size) {
-    const auto* at = static_cast<const std::uint8_t*>(bytes);
-    for (std::size_t i = 0; i < size; ++i) {
-      hash = (hash ^ at[i]) * 0x100000001b3u;
-    }
+  // By words: each connect() comes here.
+  const auto mix = [&hash](std::uint64_t word) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
   };
   if (address->sa_family == AF_INET && length >= sizeof(sockaddr_in)) {
     sockaddr_in in;
     std::memcpy(&in, address, sizeof in);
-    mix(&in.sin_addr, sizeof in.sin_addr);
-    mix(&in.sin_port, sizeof in.sin_port);
+    mix(std::uint64_t{in.sin_port} << 32 | in.sin_addr.s_addr);
   } else if (address->sa_family == AF_INET6 && length >= sizeof(sockaddr_in6)) {
     sockaddr_in6 in;
     std::memcpy(&in, address, sizeof in);
-    mix(&in.sin6_addr, sizeof in.sin6_addr);
-    mix(&in.sin6_port, sizeof in.sin6_port);
+    std::uint64_t words[2];
+    std::memcpy(words, &in.sin6_addr, sizeof words);
+    mix(words[0]);
+    mix(words[1]);
+    mix(in.sin6_port);
   } else {
     return 0;
   }
-  return static_cast<std::uint16_t>((hash ^ hash >> 32) % (kPlaces - 1) + 1);
+  return static_cast<std::uint16_t>(hash % (kPlaces - 1) + 1);
 }
 
 Prospect::Promise Prospect::Of(std::uint16_t service) {

@@ -51,13 +51,6 @@ bool LaneState::Step(Event event) {
   return true;
 }
 
-void LaneState::Reset() {
-  word_.store(0, std::memory_order_relaxed);
-  hopeful_.store(false, std::memory_order_relaxed);
-  at_once_.store(false, std::memory_order_relaxed);
-  pinned_by_option_.store(false, std::memory_order_relaxed);
-}
-
 void LaneState::OnForkChild(bool lost) {
   Step(Event::kGiveUp);
   Step(lost ? Event::kStay : Event::kReturn);

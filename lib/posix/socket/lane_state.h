@@ -78,7 +78,8 @@ class LaneState {
     kHalt,      // no search begins
     kReturn,    // the kernel has the stream; a search may begin
     kStay,      // the kernel has the stream; no search begins
-    kPin,       // the stream is bound to TCP
+    // From here on events change flags.
+    kPin,  // the stream is bound to TCP
     kUnpin,
     kLeave,  // see kLeaving
     kStopLeaving,
@@ -219,7 +220,12 @@ class LaneState {
 
   // Resets all, for another connection.  Requires that no other thread knows
   // the stream.
-  void Reset();
+  void Reset() {
+    word_.store(0, std::memory_order_relaxed);
+    hopeful_.store(false, std::memory_order_relaxed);
+    at_once_.store(false, std::memory_order_relaxed);
+    pinned_by_option_.store(false, std::memory_order_relaxed);
+  }
   // Ends the search, which was the parent's.  `lost`: the engine had the
   // stream, and it is the parent's alone.  Requires the child of a fork, which
   // has no other thread.
@@ -277,6 +283,7 @@ constexpr std::uint16_t LaneState::Next(Event event, std::uint16_t word) {
   State to = static_cast<State>(kLaneTargets[static_cast<std::size_t>(event)]
                                             [static_cast<std::size_t>(from)]);
   unsigned flags = word & (kPinned | kLeaving);
+  if (flags == 0 && event < Event::kPin) return static_cast<std::uint16_t>(to);
   switch (event) {
     case Event::kHope:
     case Event::kAdopt:

@@ -59,7 +59,10 @@ void EvictSock(File* file, int fd, bool claimed) {
 void BeforeLastClose(File* file) {
   if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
   Sock* const sock = AsSock(file);
-  if (!sock->claim().SharesLane() || !sock->TryRef()) return;
+  if (sock->mode() != Mode::kEngine || !sock->claim().SharesLane() ||
+      !sock->TryRef()) {
+    return;
+  }
   sock->claim().LeaveToCopies();
   sock->Unref();
 }

@@ -12,8 +12,10 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/alone.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
+#include "lib/base/internal.h"
 #include "lib/base/log.h"
 #include "lib/base/pool.h"
 #include "lib/base/start_data.h"
@@ -62,6 +64,19 @@ struct SockPool {
     late_end = sock;
     ++late_count;
   }
+  static void Free(Sock* sock) RC_REQUIRES(latch) {
+    sock->pool_next_ = free;
+    free = sock;
+  }
+
+  // Returns whether no call of the program is inside with the object, where
+  // that can be told without a fence: the program has one thread, and this is
+  // it.  What a handler has interrupted has its mark or count.  The next
+  // connection then gets the object at once, while the cache still has it.
+  static bool FreeAtOnce(const Sock* sock) {
+    return base::Alone() && !base::tls_internal && !sock->calls_.Inside() &&
+           !sock->sleepers_.Any() && !CallIn(sock);
+  }
 
   // Frees the objects that no call is inside with.  A call may have found such
   // an object in the table, and not have marked it yet.  After this fence the
@@ -79,13 +94,13 @@ struct SockPool {
     const std::uint64_t now = base::NowNs();
     while (sock != nullptr) {
       Sock* const next = sock->pool_next_;
-      const bool old = sock->given_ns_ + kLateNs < now;
+      if (sock->late_ns_ == 0) sock->late_ns_ = now;
+      const bool old = sock->late_ns_ + kLateNs < now;
       if (sock->found_in_ == looks ||
           ((!exact || sock->calls_.Inside()) && !old)) {
         Append(sock);
       } else {
-        sock->pool_next_ = free;
-        free = sock;
+        Free(sock);
       }
       sock = next;
     }
@@ -120,8 +135,8 @@ struct SockPool {
   static void Give(Sock* sock) {
     Critical critical;
     latch.lock();
-    sock->given_ns_ = base::NowNs();
-    Append(sock);
+    sock->late_ns_ = 0;
+    FreeAtOnce(sock) ? Free(sock) : Append(sock);
     latch.unlock();
   }
 };
@@ -251,7 +266,17 @@ bool Sock::TryRef() {
 
 void Sock::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  tally_.Account();
+  if (!EndsOnTcp()) EndLast();
+  SockPool::Give(this);
+}
+
+bool Sock::EndsOnTcp() const {
+  return tally_.accounted() && mode() == Mode::kPlain && stream_ == nullptr &&
+         notice_.link() == nullptr && !zero_copy_.Any() &&
+         copy_.state() == UnusedCopy::State::kNo;
+}
+
+void Sock::EndLast() {
   Critical outer;  // what ends here goes back to pools
   std::unique_ptr<Stream> stream;
   std::unique_ptr<lane::Lane> lane, parked;
@@ -259,6 +284,7 @@ void Sock::Unref() {
   {
     // A late call, by a number that is closed, may still look.
     Latched latched(this);
+    tally_.AccountLatched();
     read_ahead_.EndLatched();
     zero_copy_.Forget();
     SetMode(Mode::kPlain);
@@ -272,7 +298,6 @@ void Sock::Unref() {
     link = notice_.TakeLink();
   }
   copy_.Show();
-  SockPool::Give(this);
 }
 
 std::shared_ptr<Sock> Share(Sock* sock) {

@@ -226,6 +226,10 @@ class Sock final : public SockLayout {
   void ResetEngine() RC_REQUIRES(tx_latch, rx_latch);
   void ResetLife() RC_REQUIRES(tx_latch, rx_latch);
   void ResetSharing() RC_REQUIRES(tx_latch, rx_latch);
+  // The last reference is gone.  EndsOnTcp returns whether nothing is left to
+  // end: the stream has been on TCP alone, and is accounted for.
+  bool EndsOnTcp() const;
+  void EndLast();
 
   // --- Calls of a stream on TCP (sock_plain.h)
   // Counts `n` bytes of a call.  `entered`: what Enter has returned, or null.

@@ -172,14 +172,6 @@ bool TcpAnchor::IsFull() const {
   return base::PollNow(&one) == 0;
 }
 
-void TcpAnchor::Reset() {
-  SetNumber(-1);
-  SetInode(0);
-  SetCame(0);
-  read_ = 0;
-  // The count of borrowers stays: each call takes back its own, maybe late.
-}
-
 void TcpAnchor::OnForkChild() {
   borrowers_.store(0, std::memory_order_relaxed);
   read_ = 0;

@@ -78,7 +78,13 @@ class TcpAnchor final : public stream::Anchor {
 
   // Forgets all, for another connection.  Requires that no other thread knows
   // the stream.
-  void Reset();
+  void Reset() {
+    SetNumber(-1);
+    SetInode(0);
+    SetCame(0);
+    read_ = 0;
+    // The count of borrowers stays: each call takes back its own, maybe late.
+  }
   // In the child of a fork: the conductor's calls, and what the engine has
   // read, are the parent's.
   void OnForkChild();

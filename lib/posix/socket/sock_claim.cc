@@ -77,8 +77,9 @@ void ClaimKeeper::Unhide(Holding* all) const {
 
 // A child that waits for the stream is counted as a holder already.
 bool ClaimKeeper::SharesLane() const {
+  if (sock_->mode() != Mode::kEngine) return false;
   const Holding* all = sock_->holders().Find();
-  return sock_->mode() == Mode::kEngine && all != nullptr && all->OfSeveral();
+  return all != nullptr && all->OfSeveral();
 }
 
 void ClaimKeeper::Keep() {
@@ -114,7 +115,9 @@ void ClaimKeeper::Give() {
   sock_->holders().TellMoved();
   const int unread = sock_->read_ahead().HeldFd();
   all->unread.store(unread >= 0 ? static_cast<std::uint32_t>(unread) + 1 : 0);
-  if (all->claim.Give()) WakeAskers(all);
+  if (!all->claim.Give()) return;
+  WakeAskers(all);
+  AskedStreamLeft();
 }
 
 void ClaimKeeper::Lose() {
@@ -137,12 +140,6 @@ void ClaimKeeper::LeaveIfAsked() {
 bool ClaimKeeper::LeaveToCopies(std::uint64_t deadline_ns) {
   return !SharesLane() ||
          sock_->way_back().ToPlain(Reason::kPinnedFork, deadline_ns);
-}
-
-void ClaimKeeper::Reset() {
-  hides_ = false;
-  made_copies_.store(false, std::memory_order_relaxed);
-  kept_.store(false, std::memory_order_relaxed);
 }
 
 // Without ForkPrepare hides_ is what an earlier fork has left.

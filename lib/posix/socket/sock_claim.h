@@ -54,7 +54,11 @@ class ClaimKeeper {
   bool LeaveToCopies(std::uint64_t deadline_ns = 0);
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    hides_ = false;
+    made_copies_.store(false, std::memory_order_relaxed);
+    kept_.store(false, std::memory_order_relaxed);
+  }
   // In the child of a fork: the word and the copies are the parent's.  Returns
   // whether this child has an unused copy.
   bool OnForkChild();
@@ -105,7 +109,10 @@ class UnusedCopy {
   void LeaveHolding(Holding* all);
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    state_.store(State::kNo, std::memory_order_relaxed);
+    ask_fd_ = -1;
+  }
 
  private:
   void Become();

@@ -113,11 +113,26 @@ struct Ending::Closing {
 
 int Ending::CloseLast(int number, const Successor& next) {
   Critical critical;
+  const bool engine = sock_->mode() == Mode::kEngine;
+  if (!engine) {
+    SetClosed();
+    if (int result; CloseOnTcp(number, next, &result)) return result;
+  }
   const base::NoCancel no_cancel;
-  if (int left; sock_->left().LeaveTo(number, next, &left)) return left;
-  if (!sock_->claim().LeaveToCopies()) sock_->claim().Lose();
+  if (engine) {
+    if (int left; sock_->left().LeaveTo(number, next, &left)) return left;
+    if (!sock_->claim().LeaveToCopies()) sock_->claim().Lose();
+    SetClosed();
+  }
+  return CloseInFull(number, next);
+}
+
+void Ending::SetClosed() {
   closed_.store(true, std::memory_order_seq_cst);
   sock_->lane_state().Step(LaneState::Event::kHalt);
+}
+
+int Ending::CloseInFull(int number, const Successor& next) {
   const bool sought = sock_->lane_state().Seeking();
   Conductor* const conductor = Conductor::IfRunning();
   const bool background = conductor != nullptr && conductor->OnThread();
@@ -166,6 +181,44 @@ int Ending::CloseLast(int number, const Successor& next) {
   sock_->Unref();
   errno = closing.error;
   return closing.result;
+}
+
+// A search of another thread may begin, or be given up, until both latches are
+// held.  Then the stream ends the long way.  So it does on the conductor's
+// thread, which does not wait, as the kernel's close may.
+bool Ending::CloseOnTcp(int number, const Successor& next, int* result) {
+  const base::NoCancelInCritical no_cancel;
+  if (const Conductor* const conductor = Conductor::IfRunning();
+      !OnTcpAlone() || (conductor != nullptr && conductor->OnThread())) {
+    return false;
+  }
+  // A thread that adds a registration takes the latch, and then looks whether
+  // the stream is closed.  The mark of the close and the latch are taken by
+  // locked instructions, so one of the two threads sees the other.
+  if (sock_->interests.load() != nullptr || interest_latch.Held()) {
+    Registrations::Get().Drop(sock_, -1, -1);
+  }
+  sock_->anchor().AwaitBorrowers();
+  {
+    Latched latched(sock_);
+    if (!OnTcpAlone()) return false;
+    sock_->tally().AccountLatched();
+    sock_->anchor().SetNumber(-1);
+  }
+  *result =
+      next.from < 0 ? CloseForGood(number) : CloseNumber(number, next, false);
+  const int saved = errno;
+  sock_->Unref();
+  errno = saved;
+  return true;
+}
+
+bool Ending::OnTcpAlone() const {
+  using State = LaneState::State;
+  const State state = sock_->lane_state().state();
+  return (state == State::kOff || state == State::kNever) &&
+         sock_->mode() == Mode::kPlain && sock_->holders().number() < 0 &&
+         !sock_->noted().Travels() && !sock_->sleepers().Any();
 }
 
 // TryAdopt has run before, or finds the stream closed.  The registrations of a
@@ -403,13 +456,6 @@ bool Ending::FinishOnce(bool reset) {
     KeepSpares();
   }
   return last;
-}
-
-void Ending::Reset() {
-  latches_.AssertUnshared();
-  closed_.store(false, std::memory_order_relaxed);
-  finished_ = finish_done_ = reset_ = false;
-  timer_ = 0;
 }
 
 void Ending::OnForkChild() {

@@ -72,7 +72,12 @@ class Ending {
   bool EndsOn(std::uint16_t port);
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    latches_.AssertUnshared();
+    closed_.store(false, std::memory_order_relaxed);
+    finished_ = finish_done_ = reset_ = false;
+    timer_ = 0;
+  }
   // In the child of a fork: the timer is the parent's.
   void OnForkChild();
 
@@ -85,6 +90,14 @@ class Ending {
   // latches of the stream.  EndsNothing returns whether another process holds
   // the connection, and this end owes nothing: then this close ends nothing.
   bool EndCalls(int number, bool sought, rendezvous::Conductor* conductor);
+  // The end of a stream that is on TCP, looks for no lane, and is this
+  // process's alone, as most that are short.  Returns false if OnTcpAlone does:
+  // then CloseInFull ends the stream, as any other.  Both require that the
+  // stream is marked as closed.
+  bool CloseOnTcp(int number, const Successor& next, int* result);
+  int CloseInFull(int number, const Successor& next);
+  void SetClosed();
+  bool OnTcpAlone() const;
   bool EndsNothing() const;
   void CloseShared(Closing& closing);
   void CloseKept(Closing& closing);

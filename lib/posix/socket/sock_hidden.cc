@@ -67,7 +67,7 @@ void UnusedCopy::AskOwner() {
   }
   all->Use();
   state_.store(State::kAsks);
-  if (all->claim.Ask() == Claim::kAsked) RingOwner(ask_fd_);
+  all->claim.Ask();
 }
 
 void UnusedCopy::Reveal() {
@@ -132,11 +132,6 @@ void UnusedCopy::LeaveHolding(Holding* all) {
   const State state = state_.exchange(State::kNo);
   if (state == State::kYes) all->Unhide();
   if (state == State::kNo || state == State::kAsks) all->Leave();
-}
-
-void UnusedCopy::Reset() {
-  state_.store(State::kNo, std::memory_order_relaxed);
-  ask_fd_ = -1;
 }
 
 }  // namespace rcsock::posix

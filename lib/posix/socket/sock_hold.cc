@@ -169,12 +169,6 @@ void SendGate::CountHeld(std::uint64_t since_ns) {
                      std::memory_order_relaxed);
 }
 
-void SendGate::Reset() {
-  end_ns_.store(0, std::memory_order_relaxed);
-  held_ns_.store(0, std::memory_order_relaxed);
-  place_.store(0, std::memory_order_relaxed);
-}
-
 // The program keeps its bytes here.  What brings the peer's thread out of the
 // kernel (kNudgeNs) is what the program sends next.
 bool SendGate::WaitInPoll(std::int64_t timeout_ns) {

@@ -72,7 +72,11 @@ class SendGate {
   void Wake();
 
   // Forgets the hold, for another connection.
-  void Reset();
+  void Reset() {
+    end_ns_.store(0, std::memory_order_relaxed);
+    held_ns_.store(0, std::memory_order_relaxed);
+    place_.store(0, std::memory_order_relaxed);
+  }
 
  private:
   struct Call;

@@ -158,14 +158,6 @@ void Holders::TakeOver(std::uint64_t tx, std::uint64_t rx) {
   told_rx_ = rx;
 }
 
-void Holders::Reset() {
-  latches_.AssertUnshared();
-  number_.store(-1, std::memory_order_relaxed);
-  fork_.store(0, std::memory_order_relaxed);
-  given_away_.store(0, std::memory_order_relaxed);
-  told_tx_ = told_rx_ = 0;
-}
-
 void Holders::OnForkChild() {
   latches_.AssertUnshared();
   told_tx_ = sock_->calls().tx();

@@ -95,7 +95,13 @@ class Holders {
   // As Join, for the Holding that the stream has.  Requires both latches.
   void TakeOver(std::uint64_t tx, std::uint64_t rx);
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    latches_.AssertUnshared();
+    number_.store(-1, std::memory_order_relaxed);
+    fork_.store(0, std::memory_order_relaxed);
+    given_away_.store(0, std::memory_order_relaxed);
+    told_tx_ = told_rx_ = 0;
+  }
   // In the child of a fork.  The parent tells what it has moved.
   void OnForkChild();
 

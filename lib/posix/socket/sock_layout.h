@@ -178,7 +178,8 @@ class alignas(64) SockLayout : public File,
   WayBack way_back_;
   AcrossExec across_exec_;
   Sock* pool_next_ = nullptr;
-  std::uint64_t given_ns_ = 0;  // when it came to the pool
+  // When the pool first looked for calls inside; 0: not yet.
+  std::uint64_t late_ns_ = 0;
   std::uint32_t found_in_ = 0;  // the pool's last look that found a call inside
   std::atomic<int> refs_{0};
   LaneSearch search_;

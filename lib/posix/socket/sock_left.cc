@@ -205,11 +205,6 @@ void LeftCalls::EndLater(std::uint32_t ms) {
   });
 }
 
-void LeftCalls::Reset() {
-  latches_.AssertUnshared();
-  fd_.Write(latches_.tx, latches_.rx) = -1;
-}
-
 void LeftCalls::OnForkChild() {
   awake_.store(0, std::memory_order_relaxed);
   latches_.AssertUnshared();

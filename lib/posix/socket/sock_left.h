@@ -53,7 +53,10 @@ class LeftCalls {
   [[gnu::cold, gnu::noinline]] bool GiveWay(const CallWait& wait, bool tx);
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    latches_.AssertUnshared();
+    fd_.Write(latches_.tx, latches_.rx) = -1;
+  }
   // In the child of a fork, after all other parts of all streams: closes the
   // number by which the stream went on.  These calls are the parent's.
   void OnForkChild();

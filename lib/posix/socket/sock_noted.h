@@ -70,7 +70,16 @@ class NotedShare {
   bool TakeOffsets();
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    travels_.store(false, std::memory_order_relaxed);
+    share_.store(0, std::memory_order_relaxed);
+    reason_ = base::Reason::kNone;
+    unknown_.store(0, std::memory_order_relaxed);
+    sought_.store(false, std::memory_order_relaxed);
+    born_ns_ = 0;
+    drift_ = Notes::Drift();
+    drift_known_ = true;
+  }
   // In the child of a fork, which has a share of its parent's.
   void OnForkChild();
 

@@ -90,17 +90,6 @@ void LaneNotice::KickPollers() {
   }
 }
 
-void LaneNotice::Reset() {
-  latches_.AssertUnshared();
-  link_.reset();
-  index_ = -1;
-  bits_.store(0, std::memory_order_relaxed);
-  bell_.store(0, std::memory_order_relaxed);
-  source_.store(nullptr, std::memory_order_relaxed);
-  lane_ = nullptr;
-  source_wanted_ = false;
-}
-
 void LaneNotice::OnForkChild() {
   latches_.AssertUnshared();
   polls_.store(0, std::memory_order_relaxed);

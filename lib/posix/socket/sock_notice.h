@@ -85,7 +85,16 @@ class LaneNotice {
 
   // Forgets all, for another connection.  Threads in poll() take back their
   // counts, maybe late.
-  void Reset();
+  void Reset() {
+    latches_.AssertUnshared();
+    link_.reset();
+    index_ = -1;
+    bits_.store(0, std::memory_order_relaxed);
+    bell_.store(0, std::memory_order_relaxed);
+    source_.store(nullptr, std::memory_order_relaxed);
+    lane_ = nullptr;
+    source_wanted_ = false;
+  }
   // In the child of a fork: the lane, and the threads, are the parent's.
   void OnForkChild();
 

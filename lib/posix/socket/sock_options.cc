@@ -100,10 +100,4 @@ void KeptOptions::Drop() {
   bits_ = 0;
 }
 
-void KeptOptions::Reset() {
-  tx_.AssertUnshared();
-  engine_ = false;
-  bits_ = 0;
-}
-
 }  // namespace rcsock::posix

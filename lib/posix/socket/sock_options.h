@@ -39,7 +39,11 @@ class KeptOptions {
   void Drop();
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    tx_.AssertUnshared();
+    engine_ = false;
+    bits_ = 0;
+  }
   // In the child of a fork.  The parent's engine has what is kept, and tells
   // the kernel.
   void OnForkChild() { Reset(); }

@@ -31,6 +31,11 @@ sockaddr_storage Whole(const sockaddr* address) {
 
 // Returns whether `address` is one of this host's own at this moment.
 bool LocalAddress(const sockaddr* address) {
+  if (address->sa_family == AF_INET) {
+    sockaddr_in in;
+    std::memcpy(&in, address, sizeof in);
+    if (ntohl(in.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET) return true;
+  }
   rendezvous::Address normal;
   std::uint16_t port;
   if (!rendezvous::Normalise(Whole(address), &normal, &port)) return false;

@@ -89,8 +89,8 @@ void AnswerWaiting(Conductor* conductor, Reason why) {
 
 void LaneSearch::AtFirst() {
   const base::Terms& terms = sock_->peer().terms();
-  at_call_ = terms.promote_ops;
-  at_bytes_ = terms.promote_bytes;
+  at_call_.store(terms.promote_ops, std::memory_order_relaxed);
+  at_bytes_.store(terms.promote_bytes, std::memory_order_relaxed);
 }
 
 void LaneSearch::After(std::uint32_t shift) {
@@ -365,8 +365,8 @@ void LaneSearch::EndLatched() {
 
 void LaneSearch::Reset() {
   AtFirst();
-  attempts_ = 0;
-  reason_ = Reason::kShortLived;
+  attempts_.store(0, std::memory_order_relaxed);
+  reason_.store(Reason::kShortLived, std::memory_order_relaxed);
 }
 
 }  // namespace rcsock::posix

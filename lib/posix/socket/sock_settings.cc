@@ -90,8 +90,11 @@ void Settings::Learn(int number) {
 
 void Settings::Inherit(Sock* listener) {
   sock_->peer().Inherit(listener->peer());
-  sock_->rcv_timeout_ns.store(listener->rcv_timeout_ns.load());
-  sock_->snd_timeout_ns.store(listener->snd_timeout_ns.load());
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  sock_->rcv_timeout_ns.store(listener->rcv_timeout_ns.load(kRelaxed),
+                              kRelaxed);
+  sock_->snd_timeout_ns.store(listener->snd_timeout_ns.load(kRelaxed),
+                              kRelaxed);
   sock_->ancillary().Inherit(listener->ancillary());
   if (listener->lane_state().PinnedByOption()) sock_->way_back().PinByOption();
   if (listener->zero_copy().on()) sock_->zero_copy().Set(true);

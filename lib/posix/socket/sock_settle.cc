@@ -148,12 +148,6 @@ std::unique_ptr<lane::Lane> Settling::TakeParked() {
   return std::move(parked_.Write(latches_.tx, latches_.rx));
 }
 
-void Settling::Reset() {
-  latches_.AssertUnshared();
-  wait_ms_ = 1;
-  posted_ = free_ = false;
-}
-
 void Settling::OnForkChild() {
   latches_.AssertUnshared();
   (void)parked_.Write(latches_.tx, latches_.rx).release();

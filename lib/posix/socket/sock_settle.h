@@ -42,7 +42,11 @@ class Settling {
   std::unique_ptr<lane::Lane> TakeParked();
 
   // Forgets all but the parked lane, for another connection.
-  void Reset();
+  void Reset() {
+    latches_.AssertUnshared();
+    wait_ms_ = 1;
+    posted_ = free_ = false;
+  }
   // In the child of a fork: the lanes are the parent's, and nothing of them is
   // touched here.
   void OnForkChild();

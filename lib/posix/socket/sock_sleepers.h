@@ -44,6 +44,13 @@ class Sleepers {
     }
     return all;
   }
+  // Returns whether any thread sleeps.
+  bool Any() const {
+    return (counts_[0].load(std::memory_order_seq_cst) |
+            counts_[1].load(std::memory_order_seq_cst) |
+            pins_[0].load(std::memory_order_seq_cst) |
+            pins_[1].load(std::memory_order_seq_cst)) != 0;
+  }
   // Wakes the threads that sleep on the word.
   //
   // seq_cst on both sides: a sleeper counts itself before it looks at the word

@@ -146,13 +146,6 @@ void Starvation::Judge(Left left) {
   if (vain && sock_->tally().TakeDemotionBack()) sock_->search().Later();
 }
 
-void Starvation::Reset() {
-  tx_.AssertUnshared();
-  set_ = left_ = false;
-  late_ = 0;
-  acked_ = posted_ = since_ns_ = 0;
-}
-
 void Starvation::OnForkChild() {
   tx_.AssertUnshared();
   set_ = false;

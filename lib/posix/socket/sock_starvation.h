@@ -41,7 +41,12 @@ class Starvation {
   void JudgeFrom(std::uint64_t at) { JudgeSoon({at, at}); }
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    tx_.AssertUnshared();
+    set_ = left_ = false;
+    late_ = 0;
+    acked_ = posted_ = since_ns_ = 0;
+  }
   // In the child of a fork: the look is the parent's.
   void OnForkChild();
 

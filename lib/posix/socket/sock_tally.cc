@@ -32,9 +32,19 @@ void Tally::Fold(Stats* to) const {
 
 void Tally::Account() {
   Latched latched(sock_);
+  AccountLatched();
+}
+
+void Tally::AccountLatched() {
+  AssertLatched(sock_);
   latches_.AssertHeld();
   if (accounted_) return;
   accounted_ = true;
+  if (sock_->remote().sought_ns() == 0 && !inherited_) {
+    AddOnTcp();
+    sock_->holders().Leave();
+    return;
+  }
   StreamFacts facts = sock_->FactsLatched();
   // The search for the peer was not even over.
   if (facts.reason == Reason::kPending &&
@@ -46,6 +56,27 @@ void Tally::Account() {
     Learn(facts);
   }
   sock_->holders().Leave();
+}
+
+// As Add and Learn.  Most streams are short, so this asks for nothing that a
+// stream has only behind a search.
+void Tally::AddOnTcp() const {
+  latches_.AssertHeld();
+  if (sock_->listening.load(std::memory_order_relaxed)) return;
+  const PlainCalls& calls = sock_->calls();
+  const std::uint64_t tx = calls.tx() - std::min(begun_tx_, calls.tx());
+  const std::uint64_t rx = calls.rx() - std::min(begun_rx_, calls.rx());
+  if ((tx | rx) != 0) {
+    stats.tcp.tx_bytes.fetch_add(tx, std::memory_order_relaxed);
+    stats.tcp.rx_bytes.fetch_add(rx, std::memory_order_relaxed);
+  }
+  if (!sock_->peer().connected()) return;
+  stats.streams.fetch_add(1, std::memory_order_relaxed);
+  stats.tcp.streams.fetch_add(1, std::memory_order_relaxed);
+  stats.reasons[static_cast<int>(sock_->search().reason())].fetch_add(
+      1, std::memory_order_relaxed);
+  if ((tx | rx) == 0 || !sock_->holders().Sole()) return;
+  Prospect::Learn(sock_->peer().service(), tx + rx, calls.count(), false);
 }
 
 void Tally::Learn(const StreamFacts& facts) const {
@@ -73,8 +104,10 @@ void Tally::Add(const StreamFacts& facts, Stats* to) const {
   const auto [tx, rx, lane_tx, lane_rx] = TrafficOf(facts);
   if (inherited_ && tx == 0 && rx == 0) return;
   LaneCounts& counts = facts.kind == lane::Kind::kRdma ? to->rdma : to->shm;
-  counts.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
-  counts.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
+  if ((lane_tx | lane_rx) != 0) {
+    counts.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
+    counts.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
+  }
   to->tcp.tx_bytes.fetch_add(tx - lane_tx, std::memory_order_relaxed);
   to->tcp.rx_bytes.fetch_add(rx - lane_rx, std::memory_order_relaxed);
   if (!facts.connected) return;
@@ -204,13 +237,6 @@ void Tally::BeginAt(std::uint64_t tx, std::uint64_t rx) {
 void Tally::JoinAt(std::uint64_t tx, std::uint64_t rx) {
   sock_->calls().SetMoved(tx, rx);
   BeginAt(tx, rx);
-}
-
-void Tally::Reset() {
-  BeginAt(0, 0);
-  latches_.AssertUnshared();
-  promotions_ = left_ = failed_over_ = demotions_ = 0;
-  promoted_ = accounted_ = inherited_ = false;
 }
 
 void Tally::OnForkChild() {

@@ -53,7 +53,15 @@ class Tally {
   // in the connection.
   void Account();
 
+  // Returns whether Account has.  Instead of the latches it suffices that no
+  // other thread has a reference.
+  bool accounted() const {
+    latches_.AssertUnshared();
+    return accounted_;
+  }
+
   // --- Require both latches of the stream
+  void AccountLatched();
   // One direction has come onto a lane.
   void Promoted();
   bool promoted() const;
@@ -80,7 +88,12 @@ class Tally {
   bool inherited() const { return inherited_; }
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    latches_.AssertUnshared();
+    begun_tx_ = begun_rx_ = 0;
+    promotions_ = left_ = failed_over_ = demotions_ = 0;
+    promoted_ = accounted_ = inherited_ = false;
+  }
   // In the child of a fork.  The parent counts what it did.
   void OnForkChild();
 
@@ -95,6 +108,8 @@ class Tally {
   };
   Traffic TrafficOf(const StreamFacts& facts) const;
   void Add(const StreamFacts& facts, Stats* to) const;
+  // Accounts for a stream that has looked for no lane.
+  void AddOnTcp() const;
   void Learn(const StreamFacts& facts) const;
 
   Sock* const sock_;

@@ -298,17 +298,6 @@ void NotedShare::ExecFailed() {
   }
 }
 
-void NotedShare::Reset() {
-  travels_.store(false, std::memory_order_relaxed);
-  share_.store(0, std::memory_order_relaxed);
-  reason_ = Reason::kNone;
-  unknown_.store(0, std::memory_order_relaxed);
-  sought_.store(false, std::memory_order_relaxed);
-  born_ns_ = 0;
-  drift_ = Notes::Drift();
-  drift_known_ = true;
-}
-
 void NotedShare::OnForkChild() {
   if (Travels()) travelled_by_fork.store(true);
   sought_.store(false);

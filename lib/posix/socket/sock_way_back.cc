@@ -136,11 +136,4 @@ Reason WayBack::why() const {
   return why_;
 }
 
-void WayBack::Reset() {
-  latches_.AssertUnshared();
-  half_closed_.Write(latches_.tx, latches_.rx) = false;
-  since_ns_ = 0;
-  why_ = Reason::kNone;
-}
-
 }  // namespace rcsock::posix

@@ -61,7 +61,12 @@ class WayBack {
   base::Reason why() const;
 
   // Forgets all, for another connection.
-  void Reset();
+  void Reset() {
+    latches_.AssertUnshared();
+    half_closed_.Write(latches_.tx, latches_.rx) = false;
+    since_ns_ = 0;
+    why_ = base::Reason::kNone;
+  }
 
  private:
   bool AwaitsLane(base::Reason reason);

@@ -28,6 +28,8 @@ class ZeroCopyUse {
   // the stream.
   void Set(bool on);
   bool on() const { return on_.load(std::memory_order_relaxed); }
+  // Returns whether the option has ever been set.
+  bool Any() const { return its() != nullptr; }
   // Returns where the engine counts a call with MSG_ZEROCOPY, which the caller
   // is about to make.  Returns null if the flag means nothing, or if the kernel
   // alone answers such calls: then it has pinned the stream.
