@@ -234,6 +234,9 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
     slept_since_ = 0;
     order_wait_ = 0;
     came_before_ = 0;
+    // The short way of a wait ends without WatchAway.  Nobody looks at the set
+    // any more if its thread was elsewhere for long.
+    if (armed_awake_) WatchAway();
     DisarmAwake();
   }
   return filled;

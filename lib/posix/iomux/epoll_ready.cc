@@ -302,9 +302,12 @@ namespace {
     interest->edge.store(true, std::memory_order_relaxed);
     return Listed::kArmedAnew;
   }
-  if (ready == 0 || ((events & EPOLLONESHOT) != 0 &&
-                     !Spend(interest, sock, armings, &data))) {
-    return Listed::kNothing;
+  if (ready == 0) return Listed::kNothing;
+  if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock, armings, &data)) {
+    // It may have been armed anew with the same events and data.  The edge that
+    // was taken may belong to that arming.
+    interest->edge.store(true, std::memory_order_relaxed);
+    return Listed::kArmedAnew;
   }
   if (!base::TryTell(out, ready, data)) [[unlikely]]
     return Listed::kUntold;

@@ -78,8 +78,11 @@ class AskedStreams {
           !IsAsked(sock) || sock->lane_state().Leaving()) {
         continue;
       }
-      more_.store(under_way_.load() >= kMostAtOnce);
-      if (more_.load()) return;
+      // Stored before the look: Left counts, and then looks at more_.  So one
+      // of the two sees the other.
+      more_.store(true);
+      if (under_way_.load() >= kMostAtOnce) return;
+      more_.store(false);
       last_ns_ = base::NowNs();
       Step(sock);
     }
