@@ -75,7 +75,7 @@ struct SockPool {
   // connection then gets the object at once, while the cache still has it.
   static bool FreeAtOnce(const Sock* sock) {
     return base::Alone() && !base::tls_internal && !sock->calls_.Inside() &&
-           !sock->sleepers_.Any() && !CallIn(sock);
+           !sock->sleepers_.Any() && !MayBeIn(sock);
   }
 
   // Frees the objects that no call is inside with.  A call may have found such
