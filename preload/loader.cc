@@ -13,6 +13,7 @@
 
 #include <dlfcn.h>
 
+#include "lib/base/alone.h"
 #include "lib/base/image_symbols.h"
 #include "lib/base/internal.h"
 #include "lib/posix/lifecycle/raw_code.h"
@@ -211,8 +212,11 @@ __attribute__((used)) Route rcsock_route_dlopen(const char* path, int flags,
     return {reinterpret_cast<void*>(next), nullptr};
   }
   // Such a library finds libc's vfork, and its child may run the program's
-  // code.
-  if ((flags & RTLD_DEEPBIND) != 0) rcsock::posix::LendMemoryForGood();
+  // code.  So may a thread that it makes, or cancels.
+  if ((flags & RTLD_DEEPBIND) != 0) {
+    rcsock::posix::LendMemoryForGood();
+    rcsock::base::EndAlone();
+  }
   if (!AsForUs(path, caller)) {
     raw_code::BeforeUnseenOpen();
     return {reinterpret_cast<void*>(next), nullptr};
@@ -230,6 +234,7 @@ __attribute__((used)) Route rcsock_route_dlmopen(Lmid_t space, const char* path,
     return {reinterpret_cast<void*>(next), nullptr};
   }
   if ((flags & RTLD_DEEPBIND) != 0) rcsock::posix::LendMemoryForGood();
+  rcsock::base::EndAlone();  // it has a libc of its own, or finds libc first
   if (!AsForUs(path, caller)) {
     raw_code::BeforeUnseenOpen();
     return {reinterpret_cast<void*>(next), nullptr};

@@ -31,11 +31,11 @@ MINIMUM_SHARE = 0.99
 
 NGINX = """\
 daemon off;
-worker_processes 1;
+worker_processes {workers};
 {user}
 error_log {dir}/error.log;
 pid {dir}/nginx.pid;
-events {{ worker_connections 1024; }}
+events {{ worker_connections {connections}; }}
 http {{
   access_log off;
   open_file_cache max=100;
@@ -137,19 +137,25 @@ def memcached(session, seconds):
     return [Figure(float(found[2]), int(found[1]))]
 
 
+def serve_nginx(session, workers=1, connections=1024):
+    """Starts nginx with a page; returns its port and the process."""
+    port = measure.free_port()
+    www = session.directory / "www"
+    www.mkdir()
+    (www / "index.html").write_text(PAGE)
+    session.directory.chmod(0o755)
+    config = session.directory / "nginx.conf"
+    config.write_text(NGINX.format(
+        dir=session.directory, port=port, workers=workers,
+        connections=connections,
+        user="user root;" if os.getuid() == 0 else ""))
+    return port, session.serve(port, "/usr/sbin/nginx", "-e",
+                               session.directory / "error.log", "-c", config)
+
+
 def nginx(connections):
     def run(session, seconds):
-        port = measure.free_port()
-        www = session.directory / "www"
-        www.mkdir()
-        (www / "index.html").write_text(PAGE)
-        session.directory.chmod(0o755)
-        config = session.directory / "nginx.conf"
-        config.write_text(NGINX.format(
-            dir=session.directory, port=port,
-            user="user root;" if os.getuid() == 0 else ""))
-        server = session.serve(port, "/usr/sbin/nginx", "-e",
-                               session.directory / "error.log", "-c", config)
+        port, server = serve_nginx(session)
         text = session.output_of(
             "wrk", "--latency", "-t", 1, "-c", connections, "-d",
             f"{max(1, round(seconds))}s", f"http://127.0.0.1:{port}/",

@@ -18,6 +18,7 @@
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/start_aside.h"
 #include "lib/verbs/verbs.h"
 
 namespace rcsock::rendezvous {
@@ -172,6 +173,7 @@ void Conductor::LeaveRdma() {
 }
 
 void Conductor::ForkPrepare() {
+  AwaitStartAside();
   Core* core =
       tls_core != nullptr ? nullptr : g_core.load(std::memory_order_acquire);
   if (core != nullptr) {
@@ -203,6 +205,7 @@ void Conductor::ForkChild(bool asleep) {
     g_board = nullptr;
     g_failed_ns = 0;
   }
+  StartAsideForkChild();
   base::PinCount::ForkChild();
   verbs::ForkChild();
   // A handler that forks in a sleep goes back to that sleep, which uses one of

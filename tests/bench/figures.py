@@ -3,6 +3,7 @@
 
     tests/bench/figures.py --write    # makes docs/figures.md
     tests/bench/figures.py --check    # is docs/figures.md what the data make, and do other pages quote it rightly?
+    tests/bench/figures.py --load FILE --machine TEXT --date DATE    # data from what load_compare --json wrote
 
 A file of docs/figures is one table:
 
@@ -34,6 +35,15 @@ MOST_CELL = 200
 # Pages whose tables quote rows of these files by their first cell, and how many rows at least.
 QUOTING = {"README.md": 6, "docs/performance.md": 12}
 QUOTED = ["00_goals.json", "10_programs.json"]
+# Groups of load_compare's rows: the file, what the table is called, and a note.
+LOADS = {
+    "open": ("13_load_open.json", "Requests at a rate, whatever has been answered",
+             "A latency counts from when a request was due. The server has CPU 0, the client CPU 1."),
+    "closed": ("14_load_closed.json", "Each connection sends its next request at once",
+               "With *-io* and *-many* each end has several threads or processes, where the kernel puts them."),
+    "churn": ("15_load_churn.json", "Connections that take, lose or leave their lanes",
+              "*From the first* counts from the first request on, while all connections take their lanes."),
+}
 
 
 def table(data):
@@ -91,12 +101,78 @@ def misquotes():
     return wrong
 
 
+def figure(value):
+    """Three significant digits, no exponent."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def of_ends(one, what):
+    """What the server and the client have of this; rows of older runs may have the sum alone."""
+    parts = [one.get(f"{end}_{what}") for end in ("server", "client")]
+    return figure(one[what]) if None in parts else ", ".join(figure(part) for part in parts)
+
+
+def load_rows(row):
+    """The lines of one row of load_compare: one for each kind."""
+    plain = row["kinds"].get("plain")
+    name = row["name"]
+    for kind, one in row["kinds"].items():
+        on_lanes = one["share"] is not None
+        lanes = f"{one['promoted']} of {one['streams']}, " if on_lanes and "promoted" in one else ""
+        yield [name, kind, figure(one["done"]),
+               *(figure(one[f"{what}_us"]) for what in ("p50", "p99", "p999", "max")),
+               of_ends(one, "cpu_us"), f"{one['cpu_us'] / plain['cpu_us']:.2f}" if plain and plain["cpu_us"] else "",
+               of_ends(one, "sleeps"), f"{lanes}{one['share']:.1%}" if on_lanes else ""]
+        name = ""
+
+
+def group_of(row):
+    """Rows of older runs have no group."""
+    if "group" in row:
+        return row["group"]
+    if row["name"].startswith("loop"):
+        return "closed"
+    return "churn" if ", " in row["name"] else "open"
+
+
+def load(path, machine, date):
+    """Writes the data of the tables of one run of load_compare."""
+    run = json.loads(path.read_text())
+    arguments = " ".join(run.get("arguments", ["..."]))
+    notes = [f"Each run took {run['seconds']:g} s."]
+    if run.get("repetitions", 1) > 1:
+        notes.append(f"A line is that run of {run['repetitions']} whose CPU time is the middle one, whole.")
+    else:
+        notes.append("A line is one run, so its p99.9 and its max come and go.")
+    for group, (name, title, note) in LOADS.items():
+        rows = [line for row in run["rows"] if group_of(row) == group for line in load_rows(row)]
+        if not rows:
+            continue
+        (ROOT / "docs/figures" / name).write_text(json.dumps({
+            "group": "Services: tails and CPU time", "title": title,
+            "machine": f"{machine}, {run['cpus']} CPUs" + (f", {run['cpu']}" if "cpu" in run else ""), "date": date,
+            "command": f"tests/bench/load_compare {arguments} --json FILE",
+            "columns": ["row", "", "done/s", "p50 us", "p99", "p99.9", "max", "CPU us for a request: server, client",
+                        "times plain", "sleeps for a request: server, client", "connections and bytes on lanes"],
+            "rows": rows, "notes": [note, *notes]}, indent=1) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", action="store_true")
     what.add_argument("--check", action="store_true")
-    write = parser.parse_args().write
+    what.add_argument("--load", type=pathlib.Path, metavar="FILE", help="what load_compare --json wrote")
+    parser.add_argument("--machine", help="where that was: near, idle")
+    parser.add_argument("--date", help="and when: 2026-11-29")
+    options = parser.parse_args()
+    if options.load:
+        if not options.machine or not options.date:
+            parser.error("--load needs --machine and --date")
+        load(options.load, options.machine, options.date)
+    write = options.write or options.load
     target = ROOT / "docs/figures.md"
     made = page()
     if write:

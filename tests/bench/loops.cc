@@ -1,12 +1,17 @@
 // A server and a client of many threads each: as many connections as threads,
 // and each carries a request at a time.  They wait by an epoll set apiece, or
 // in recv; beside them others may wait for requests that do not come.  With
-// more threads than CPUs nearly every wait sleeps.
+// more threads than CPUs nearly every wait sleeps.  With `--shared` all threads
+// of the server wait in one set, and any of them answers.
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <barrier>
 #include <cerrno>
 #include <cstdint>
@@ -86,6 +91,80 @@ void Ask(int fd, const Set& set, std::int64_t times) {
   }
 }
 
+// Connections that many threads serve by one set.
+class SharedSet {
+ public:
+  explicit SharedSet(const std::vector<int>& connections)
+      : left_(static_cast<int>(connections.size())) {
+    Control(EPOLL_CTL_ADD, over_, EPOLLIN);
+    for (const int fd : connections) Control(EPOLL_CTL_ADD, fd, Events());
+  }
+  ~SharedSet() {
+    ::close(set_);
+    ::close(over_);
+  }
+  SharedSet(const SharedSet&) = delete;
+  SharedSet& operator=(const SharedSet&) = delete;
+
+  // Serves, beside others, until all connections are over.
+  void Serve() {
+    for (;;) {
+      epoll_event event;
+      if (::epoll_wait(set_, &event, 1, -1) < 1) {
+        if (errno != EINTR) bench::Die("epoll_wait");
+        continue;
+      }
+      if (event.data.fd == over_) return;
+      Answer(event.data.fd);
+    }
+  }
+
+ private:
+  static std::uint32_t Events() { return EPOLLIN | (once ? EPOLLONESHOT : 0u); }
+  void Control(int operation, int fd, std::uint32_t events) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = fd;
+    if (::epoll_ctl(set_, operation, fd, &event) != 0) bench::Die("epoll");
+  }
+  // Another thread may have been told of the same request, or the same end.
+  void Answer(int fd) {
+    char data[kSize];
+    const ssize_t got = ::recv(fd, data, kSize, MSG_DONTWAIT);
+    if (got == 0) return End(fd);
+    if (got < 0) {
+      // A registration for one event is told of only if there is one.
+      if (once || (errno != EAGAIN && errno != EBADF)) bench::Die("recv");
+      return;
+    }
+    if (got != static_cast<ssize_t>(kSize)) bench::Die("a part of a request");
+    if (once) Control(EPOLL_CTL_MOD, fd, Events());
+    bench::WriteAll(fd, data, kSize);
+  }
+  void End(int fd) {
+    if (ended_.at(static_cast<std::size_t>(fd)).exchange(true)) return;
+    ::close(fd);
+    if (left_.fetch_sub(1) > 1) return;
+    const std::uint64_t one = 1;
+    if (::write(over_, &one, sizeof one) != sizeof one) bench::Die("eventfd");
+  }
+
+  const int set_ = ::epoll_create1(EPOLL_CLOEXEC);
+  const int over_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  std::array<std::atomic<bool>, 4096> ended_{};
+  std::atomic<int> left_;
+};
+
+void ServeShared(int listener, int connections, int threads) {
+  std::vector<int> fds;
+  for (int i = 0; i < connections; ++i) fds.push_back(bench::Accept(listener));
+  SharedSet set(fds);
+  std::vector<std::jthread> all;
+  for (int i = 0; i < threads; ++i) {
+    all.emplace_back([&set] { set.Serve(); });
+  }
+}
+
 // Of this process.
 double CpuUs() {
   rusage use{};
@@ -101,6 +180,7 @@ int main(int argc, char** argv) {
   bench::Ends ends;
   int loops = 24;
   int idle = 0;
+  bool shared = false;
   std::string wait = "epoll";
   std::int64_t iterations = 2000;
   bench::AddEnds(&app, &ends);
@@ -113,16 +193,23 @@ int main(int argc, char** argv) {
   app.add_option("--wait", wait, "how a thread waits")
       ->check(CLI::IsMember({"epoll", "oneshot", "recv"}))
       ->capture_default_str();
+  app.add_flag("--shared", shared,
+               "the server's threads wait in one set (not by recv)");
   app.add_option("--iters", iterations, "round trips of each connection")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   by_recv = wait == "recv";
   once = wait == "oneshot";
+  if (shared && (by_recv || idle > 0)) {
+    std::fprintf(stderr, "--shared goes with neither recv nor --idle\n");
+    return 1;
+  }
 
   return bench::RunEnds(
       ends,
       [&](int listener) {
+        if (shared) return ServeShared(listener, loops, loops);
         std::vector<std::jthread> threads;
         for (int i = 0; i < idle + loops; ++i) {
           threads.emplace_back(Serve, bench::Accept(listener));

@@ -6,16 +6,24 @@
 //
 // open_loop --port 6379 --connections 20 --rate 10000 --seconds 2 --peer PID
 //
-// The requests are redis's PING in its short form.  `--role server` is a server
-// that answers them alone, with one epoll set.  With `--life` a connection is
-// closed after so many requests, and the next one takes its place.  With
-// `--fork-every` the server makes a child every so often, as redis does for a
-// snapshot.
+// The requests are redis's PING in its short form, or a get of memcached's that
+// finds nothing.  `--role server` is a server that answers the former alone,
+// with one epoll set.  With `--rate 0` each connection has one request under
+// way, and sends the next one at once.
+//
+// With `--life` a connection is closed after so many requests, and the next one
+// takes its place.  With `--pin` it gets an option in the midst of that which
+// no lane can follow.  With `--fork-every` the server makes a child every so
+// often, as redis does for a snapshot, and with `--child-uses` the child uses
+// each connection.  With `--greedy` so many connections more send what the
+// server reads too seldom.
+
+#include "tests/bench/open_loop.h"
 
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +38,7 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/bench/net.h"
@@ -37,23 +46,11 @@
 
 namespace {
 
-constexpr char kRequest[] = "PING\r\n";
-constexpr std::size_t kRequestSize = sizeof kRequest - 1;
-constexpr char kAnswer[] = "+PONG\r\n";
-constexpr std::size_t kAnswerSize = sizeof kAnswer - 1;
-
-struct Options {
-  bench::Ends ends;
-  int connections = 1;
-  double rate = 1000;
-  double seconds = 2;
-  double warm_up = 0.5;
-  int settle = 32;  // round trips of each connection before the warm-up
-  int peer = 0;
-  int life = 0;           // requests of a connection; 0: no end
-  double fork_every = 0;  // seconds between the server's children; 0: none
-  unsigned seed = 7;
-};
+using bench::open_loop::kGreedyByte;
+using bench::open_loop::kGreedyPiece;
+using bench::open_loop::Options;
+using bench::open_loop::Outbox;
+using bench::open_loop::Words;
 
 // What a process has used: CPU time, and how often its threads have slept.
 struct Use {
@@ -90,8 +87,27 @@ Use UseOf(int process) {
   return {NsOf(clock), SleepsOf(process)};
 }
 
+int ConnectUnix(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    errno = ENAMETOOLONG;
+    bench::Die("--unix");
+  }
+  path.copy(address.sun_path, path.size());
+  const int fd = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) bench::Die("socket");
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address),
+                sizeof address) != 0) {
+    bench::Die("connect");
+  }
+  return fd;
+}
+
 struct Connection {
   int fd = -1;
+  bool greedy = false;
+  Outbox out;
   std::deque<std::int64_t> due;  // of the requests that are not answered
   std::size_t part = 0;          // bytes of the next answer that are here
   int left = 0;                  // requests until it is closed
@@ -100,10 +116,19 @@ struct Connection {
 class Client {
  public:
   Client(const Options& options, std::uint16_t port)
-      : options_(options), port_(port), connections_(options.connections) {
+      : options_(options),
+        words_(options.protocol == "redis" ? bench::open_loop::kRedis
+                                           : bench::open_loop::kMemcached),
+        port_(port),
+        connections_(options.connections),
+        greedy_(options.greedy) {
     poll_ = ::epoll_create1(EPOLL_CLOEXEC);
     if (poll_ < 0) bench::Die("epoll_create1");
     for (Connection& one : connections_) Open(&one);
+    for (Connection& one : greedy_) {
+      one.greedy = true;
+      Open(&one);
+    }
     // Not all of them end at once.
     for (Connection& one : connections_) {
       if (options.life > 0) {
@@ -118,9 +143,14 @@ class Client {
     const std::int64_t start = bench::NowNs();
     const std::int64_t counted = start + Ns(options_.warm_up);
     const std::int64_t end = counted + Ns(options_.seconds);
-    latencies_.reserve(
-        static_cast<std::size_t>(options_.rate * options_.seconds * 1.2) + 64);
-    due_ = start;
+    // The pages are touched as they are needed.
+    const double most = Closed() ? 2e6 : options_.rate * 1.2;
+    latencies_.reserve(static_cast<std::size_t>(most * options_.seconds) + 64);
+    due_ = Closed() ? end : start;
+    loops_ = Closed();
+    if (loops_) {
+      for (Connection& one : connections_) Send(&one, start);
+    }
     Use peer;
     Use own;
     std::int64_t began = 0;
@@ -146,16 +176,28 @@ class Client {
     return static_cast<std::int64_t>(seconds * 1e9);
   }
 
+  bool Closed() const { return options_.rate == 0; }
+
   void Open(Connection* one) {
-    one->fd = bench::Connect(options_.ends.host, port_);
-    bench::SetNoDelay(one->fd);
+    if (options_.unix_path.empty()) {
+      one->fd = bench::Connect(options_.ends.host, port_);
+      bench::SetNoDelay(one->fd);
+    } else {
+      one->fd = ConnectUnix(options_.unix_path);
+    }
     bench::SetNonBlocking(one->fd);
     one->part = 0;
     one->left = options_.life;
+    one->out.Clear();
+    Register(EPOLL_CTL_ADD, one);
+  }
+
+  void Register(int operation, Connection* one) const {
     epoll_event event{};
-    event.events = EPOLLIN;
+    event.events = (one->greedy ? 0u : EPOLLIN) |
+                   (one->greedy || !one->out.empty() ? EPOLLOUT : 0u);
     event.data.ptr = one;
-    if (::epoll_ctl(poll_, EPOLL_CTL_ADD, one->fd, &event) != 0) {
+    if (::epoll_ctl(poll_, operation, one->fd, &event) != 0) {
       bench::Die("epoll_ctl");
     }
   }
@@ -183,15 +225,31 @@ class Client {
   }
 
   void Send(Connection* one, std::int64_t due) {
-    if (::send(one->fd, kRequest, kRequestSize, MSG_NOSIGNAL) !=
-        static_cast<ssize_t>(kRequestSize)) {
-      if (errno != EAGAIN) bench::Die("send");
-      ++refused_;
-      return;
-    }
+    const bool waited = !one->out.empty();
+    if (!one->out.Send(one->fd, words_.request)) bench::Die("send");
+    if (!one->out.empty()) ++refused_;
+    if (waited != !one->out.empty()) Register(EPOLL_CTL_MOD, one);
     one->due.push_back(due);
     ++open_;
     --one->left;
+    if (options_.pin && one->left == options_.life / 2) {
+      // Each answer has more bytes than this.
+      const int least = 2;
+      if (::setsockopt(one->fd, SOL_SOCKET, SO_RCVLOWAT, &least,
+                       sizeof least) != 0) {
+        bench::Die("SO_RCVLOWAT");
+      }
+    }
+  }
+
+  static void SendGreedily(const Connection& one) {
+    static const std::string bytes(kGreedyPiece, kGreedyByte);
+    for (int i = 0; i < 4; ++i) {
+      if (::send(one.fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) {
+        if (errno != EAGAIN) bench::Die("send");
+        return;
+      }
+    }
   }
 
   // Returns a connection at random that takes a request.  Null: there is none.
@@ -223,7 +281,16 @@ class Client {
     const int count = ::epoll_pwait2(poll_, events, 64, &wait, nullptr);
     if (count < 0 && errno != EINTR) bench::Die("epoll_pwait2");
     for (int i = 0; i < count; ++i) {
-      TakeFrom(static_cast<Connection*>(events[i].data.ptr));
+      auto* const one = static_cast<Connection*>(events[i].data.ptr);
+      if (one->greedy) {
+        SendGreedily(*one);
+        continue;
+      }
+      if (!one->out.empty()) {
+        if (!one->out.Flush(one->fd)) bench::Die("send");
+        if (one->out.empty()) Register(EPOLL_CTL_MOD, one);
+      }
+      TakeFrom(one);
     }
   }
 
@@ -237,13 +304,15 @@ class Client {
     }
     const std::int64_t now = bench::NowNs();
     one->part += static_cast<std::size_t>(got);
-    for (; one->part >= kAnswerSize; one->part -= kAnswerSize) {
+    const std::size_t answer = words_.answer.size();
+    for (; one->part >= answer; one->part -= answer) {
       if (one->due.empty()) bench::Die("an answer to no request");
       if (counts_) latencies_.push_back(now - one->due.front());
       one->due.pop_front();
       --open_;
     }
     if (options_.life > 0 && one->left <= 0 && one->due.empty()) EndLife(one);
+    if (loops_ && one->due.empty()) Send(one, now);
   }
 
   double Percentile(double part) const {
@@ -273,100 +342,22 @@ class Client {
   }
 
   const Options& options_;
+  const Words words_;
   const std::uint16_t port_;
   std::vector<Connection> connections_;
+  std::vector<Connection> greedy_;
   int poll_ = -1;
   std::int64_t due_ = 0;
   std::size_t open_ = 0;
-  std::uint64_t refused_ = 0;
-  std::uint64_t lives_ = 0;  // connections that have ended
+  std::uint64_t refused_ = 0;  // requests that found no room at first
+  std::uint64_t lives_ = 0;    // connections that have ended
   bool counts_ = false;
+  bool loops_ = false;  // an answer brings the next request
   std::vector<std::int64_t> latencies_;
   std::mt19937_64 random_{options_.seed};
   std::uniform_int_distribution<std::uint64_t> pick_;
   std::uniform_real_distribution<double> uniform_{0, 1};
 };
-
-// Returns false when the connection is over.
-bool Answer(int fd) {
-  char bytes[16384];
-  const ssize_t got = ::recv(fd, bytes, sizeof bytes, 0);
-  if (got < 0) return errno == EAGAIN;
-  if (got == 0) return false;
-  // A request ends with a line feed, wherever the bytes were cut.
-  std::string answers;
-  for (ssize_t i = 0; i < got; ++i) {
-    if (bytes[i] == '\n') answers.append(kAnswer, kAnswerSize);
-  }
-  return answers.empty() ||
-         ::send(fd, answers.data(), answers.size(), MSG_NOSIGNAL) ==
-             static_cast<ssize_t>(answers.size());
-}
-
-// Makes a child every so often, which does not touch a connection.
-class Snapshots {
- public:
-  explicit Snapshots(double every)
-      : every_ns_(static_cast<std::int64_t>(every * 1e9)) {
-    if (every_ns_ > 0) next_ns_ = bench::NowNs() + every_ns_;
-  }
-  // Milliseconds until the next is due; -1: none is.
-  int Left() const {
-    if (next_ns_ == 0) return -1;
-    return static_cast<int>(
-        std::max<std::int64_t>(0, (next_ns_ - bench::NowNs()) / 1'000'000));
-  }
-  void Look() {
-    if (next_ns_ == 0 || bench::NowNs() < next_ns_) return;
-    next_ns_ += every_ns_;
-    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
-    }
-    const pid_t child = ::fork();
-    if (child < 0) bench::Die("fork");
-    if (child == 0) {
-      ::usleep(50'000);
-      ::_exit(0);
-    }
-  }
-
- private:
-  const std::int64_t every_ns_;
-  std::int64_t next_ns_ = 0;
-};
-
-void Serve(int listener, const Options& options) {
-  const int poll = ::epoll_create1(EPOLL_CLOEXEC);
-  if (poll < 0) bench::Die("epoll_create1");
-  const auto add = [poll](int fd) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.fd = fd;
-    if (::epoll_ctl(poll, EPOLL_CTL_ADD, fd, &event) != 0) {
-      bench::Die("epoll_ctl");
-    }
-  };
-  add(listener);
-  Snapshots snapshots(options.fork_every);
-  for (int open = 0;;) {
-    epoll_event events[64];
-    const int count = ::epoll_wait(poll, events, 64, snapshots.Left());
-    if (count < 0 && errno != EINTR) bench::Die("epoll_wait");
-    snapshots.Look();
-    for (int i = 0; i < count; ++i) {
-      const int fd = events[i].data.fd;
-      if (fd == listener) {
-        const int one = bench::Accept(listener);
-        bench::SetNoDelay(one);
-        bench::SetNonBlocking(one);
-        add(one);
-        ++open;
-      } else if (!Answer(fd)) {
-        ::close(fd);
-        if (--open == 0 && options.life == 0) return;
-      }
-    }
-  }
-}
 
 }  // namespace
 
@@ -376,7 +367,13 @@ int main(int argc, char** argv) {
   bench::AddEnds(&app, &options.ends);
   options.ends.role = "client";
   app.add_option("--connections", options.connections)->capture_default_str();
-  app.add_option("--rate", options.rate, "requests a second, in all")
+  app.add_option("--unix", options.unix_path,
+                 "the server's path of AF_UNIX, in place of its port");
+  app.add_option("--protocol", options.protocol, "of the requests")
+      ->check(CLI::IsMember({"redis", "memcached"}))
+      ->capture_default_str();
+  app.add_option("--rate", options.rate,
+                 "requests a second, in all; 0: a closed loop")
       ->capture_default_str();
   app.add_option("--seconds", options.seconds, "that count")
       ->capture_default_str();
@@ -389,12 +386,21 @@ int main(int argc, char** argv) {
   app.add_option("--life", options.life,
                  "requests of a connection, which then is closed (the server "
                  "has the option, too, and does not end by itself)");
+  app.add_flag("--pin", options.pin,
+               "at half its --life a connection gets an option that no lane "
+               "can follow");
   app.add_option("--fork-every", options.fork_every,
                  "seconds between two children of the server");
+  app.add_flag("--child-uses", options.child_uses,
+               "each child of the server uses all connections");
+  app.add_option("--greedy", options.greedy,
+                 "connections that send more than the server reads");
   app.add_option("--seed", options.seed)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
   bench::RaiseDescriptorLimit();
-  const auto serve = [&options](int listener) { Serve(listener, options); };
+  const auto serve = [&options](int listener) {
+    bench::open_loop::Serve(listener, options);
+  };
   return bench::RunEnds(options.ends, serve, [&options](std::uint16_t port) {
     Client(options, port).Run();
   });

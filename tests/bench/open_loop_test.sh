@@ -4,6 +4,9 @@
 # A service at a low rate sleeps: its threads spin for no longer than what their
 # messages have saved.  With RCSOCK_PROFILE=latency they spin for several times
 # as long.
+#
+# Connections that a child of the server uses leave their lanes few at a time, so
+# that none stands still for the others.
 set -euo pipefail
 
 program=$1
@@ -11,6 +14,8 @@ preload=$(readlink -f "$2")
 # shellcheck source=tests/bench/two_ends.sh
 source tests/bench/two_ends.sh
 
+log=0
+connections=4
 under() { # PROFILE NAME COMMAND...
   LD_PRELOAD=$preload RCSOCK_PROFILE=$1 RCSOCK_STATS=$tmp/$2.json "${@:3}"
 }
@@ -26,10 +31,12 @@ run() { # PROFILE [SERVER'S OPTIONS [-- CLIENT'S OPTIONS]]
   # Not by `under`: $! is to be the server, and not a shell that waits for it.
   (
     export LD_PRELOAD=$preload RCSOCK_PROFILE=$profile RCSOCK_STATS=$tmp/server.json
+    export RCSOCK_LOG=$log RCSOCK_LOG_FILE=$tmp/server.%p.log
     exec "$program" --role server --port "$port" "${options[@]}"
   ) &
   server=$!
-  under "$profile" client "$program" --port "$port" --connections 4 --rate 2000 \
+  served=$server
+  under "$profile" client "$program" --port "$port" --connections "$connections" --rate 2000 \
     --seconds 1 --warm-up 0 "${@:2}" >"$tmp/out"
   local status=0 expected=0
   # With --life the server does not end by itself.
@@ -79,4 +86,38 @@ grep -q '"lives": [1-9][0-9]' "$tmp/out" || fail "connections have not ended"
 run balanced --fork-every 0.2
 few_refused
 grep -q '"lives": 0}' "$tmp/out" || fail "beside a server that forks"
+# Pinned in the midst of their lives.
+run balanced --life 50 -- --life 50 --pin
+grep -q '"lives": [1-9][0-9]' "$tmp/out" || fail "pinned connections have not ended"
+grep -q '"pinned_option": [1-9]' "$tmp/client.json" || fail "nothing was pinned"
+# Beside connections that the server reads too seldom.
+run balanced -- --greedy 2
+few_refused
+
+log=2 connections=64
+run balanced --fork-every 0.4 --child-uses
+python3 - "$tmp/server.$served.log" <<'END' || fail "too many leave their lanes at once"
+import re
+import sys
+
+# Four may be on their way, and four more if none has begun for 2 ms.  A line of
+# the log may be late, so this asks for less.
+most, late = 16, 0.001
+under_way, begun, began = set(), 0, 0.0
+for line in open(sys.argv[1]):
+    time, fd, what = re.match(
+        r"rcsock\[\d+\] ([\d.]+): (?:fd (\d+): )?(.*)", line).groups()
+    if what == "left its lane: pinned_fork":
+        if float(time) - began > late:
+            under_way.clear()
+        under_way.add(fd)
+        began = float(time)
+        begun += 1
+        if len(under_way) > most:
+            sys.exit(f"{len(under_way)} at once, {begun} in all")
+    elif re.search(r"^changes .*, tx 0 rx 0,", what):
+        under_way.discard(fd)
+if begun < 64:
+    sys.exit(f"only {begun} have left")
+END
 echo PASS

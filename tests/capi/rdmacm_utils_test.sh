@@ -70,32 +70,35 @@ print(sum(lane["tx_bytes"] for line in sys.stdin
   rm -f "$work"/stats.*
 }
 
-# promoted NAME PROGRAM OPTIONS...: a pair, again until it has been on a lane: a
-# short run may be over before there is one
+# promoted NAME ITERATIONS PROGRAM OPTIONS...: a pair, again until it has been on a
+# lane: a short run may be over before there is one, so each is longer
 promoted() {
-  local bytes try
+  local bytes iterations=$2 try
   for try in 1 2 3 4 5; do
-    pair "$@"
+    pair "$1" "${@:3}" -I "$iterations"
     bytes=$(lane_bytes)
     echo "$1: $bytes bytes over $lane"
     [[ $bytes -gt 0 ]] && return
+    ((iterations *= 3))
   done
   fail "$1: nothing over $lane"
 }
 
-promoted "rstream, blocking" rstream -S 1000 -I 500 -C 2 -T b -T v
-promoted "rstream, polling" rstream -S 20000 -I 20 -C 10 -T a -T v
-promoted "rstream, large" rstream -S 1000000 -I 4 -C 4 -T b -T v
+promoted "rstream, blocking" 500 rstream -S 1000 -C 2 -T b -T v
+promoted "rstream, polling" 20 rstream -S 20000 -C 10 -T a -T v
+promoted "rstream, large" 4 rstream -S 1000000 -C 4 -T b -T v
 
 pair "riostream" riostream -S 64 -I 200 -C 1 -T b -T v
 pair "riostream, large" riostream -S 300000 -I 4 -C 1 -T b -T v
 pair "riostream, polling" riostream -S 4096 -I 20 -C 4 -T a
 rm -f "$work"/stats.*
 
-# The client sends the file by one call, in whose middle it moves to the lane.
-head -c 64000000 /dev/urandom >"$work/from"
+# The client sends the file by one call, in whose middle it moves to the lane.  A
+# lane may come late, so each file is longer than the one before.
+length=64000000
 copied=0
 for _ in 1 2 3 4 5; do
+  head -c "$length" /dev/urandom >"$work/from"
   port=$(free_port)
   serve tcp rcopy -p "$port"
   (ours timeout 60 rcopy "$work/from" "$address:$work/to" -p "$port") \
@@ -107,6 +110,7 @@ for _ in 1 2 3 4 5; do
   echo "rcopy: $copied bytes over $lane"
   rm -f "$work/to"
   [[ $copied -gt 32000000 ]] && break
+  ((length = length * 3 / 2))
 done
 [[ $copied -gt 32000000 ]] || fail "rcopy: $copied bytes over $lane"
 

@@ -194,7 +194,8 @@ Case unread_behind_close(
 Case time_is_over(
     "time_is_over", [](int fd) { Peer(fd, [](int) { Barrier(); }); },
     [](int fd) {
-      const timeval limit{1, 500'000};
+      // (On a busy machine the peer may take long to see that it stands.)
+      const timeval limit{3, 0};
       CHECK_THAT(
           ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
       const std::int64_t start = static_cast<std::int64_t>(NowMs());
@@ -205,7 +206,7 @@ Case time_is_over(
       caller.Join();
       // (From its own beginning.)
       const std::int64_t took = static_cast<std::int64_t>(NowMs()) - start;
-      Log("in time: %d", took >= 1490 && took < 2400);
+      Log("in time: %d", took >= 2990 && took < 3900);
       Barrier();
       Barrier();
     });

@@ -7,7 +7,9 @@
 // background thread of the other end stands still from then on until that end
 // has begun to leave.
 #include <dirent.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
@@ -50,6 +52,7 @@ struct Told {
   std::atomic<std::uint64_t> took_ms{0};
   std::atomic<std::uint64_t> written{0};
   std::atomic<std::uint64_t> came{0};
+  std::atomic<int> in_vain{0};
 };
 
 template <class Condition>
@@ -167,14 +170,28 @@ std::vector<pid_t> StopOthers(pid_t process) {
   ::_exit(0);
 }
 
+// The memory that both ends see.
+Told* NewTold() {
+  void* const memory = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK_THAT(memory != MAP_FAILED);
+  return new (memory) Told;
+}
+
+void GoOn(const std::vector<pid_t>& stopped) {
+  for (const pid_t thread : stopped) {
+    // (It may have left, and ended, without waiting.)
+    if (::ptrace(PTRACE_DETACH, thread, nullptr, nullptr) != 0) {
+      ::waitpid(thread, nullptr, __WALL);
+    }
+  }
+}
+
 // False: nothing was staged (a lane does not wait for ever until a thread comes
 // out of the kernel), or the end that leaves has not waited long enough for its
 // own thread that stood still.
 bool Round(bool connects) {
-  void* const memory = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  CHECK_THAT(memory != MAP_FAILED);
-  Told* const told = new (memory) Told;
+  Told* const told = NewTold();
   int port;
   const int listener = Listen(&port);
   pid_t ends[2];
@@ -196,12 +213,7 @@ bool Round(bool connects) {
   told->leave = true;
   while (!told->left && !Dozes(leaver)) {
   }
-  for (const pid_t thread : stopped) {
-    // (It may have left, and ended, without waiting.)
-    if (::ptrace(PTRACE_DETACH, thread, nullptr, nullptr) != 0) {
-      ::waitpid(thread, nullptr, __WALL);
-    }
-  }
+  GoOn(stopped);
   int status;
   CHECK_THAT(::waitpid(leaver, &status, 0) == leaver);
   CHECK_THAT(status == 0);
@@ -209,7 +221,7 @@ bool Round(bool connects) {
   const std::uint64_t came = told->came;
   const std::uint64_t took_ms = told->took_ms;
   const bool staged = told->staged;
-  ::munmap(memory, 4096);
+  ::munmap(told, 4096);
   if (came == written) return staged;
   if (took_ms >= kAwaitMs) return false;
   Fail("%llu written, %llu came, left in %llu ms",
@@ -239,5 +251,90 @@ void Rounds(int fd, bool connects) {
 Case agreed(
     "killed_before_the_other_has_the_lane", [](int fd) { Rounds(fd, true); },
     [](int fd) { Rounds(fd, false); }, {.seconds = 60});
+
+// --- The peer ends before this end has the lane that it waits for
+
+// Sits in the kernel's recv, so that no lane comes, until it is killed.
+[[noreturn]] void SendAndSit(int fd) {
+  const std::vector<char> pieces(kBefore * kPiece);
+  std::atomic<pid_t> thread{0};
+  std::thread receiver([fd, &thread] {
+    thread = ::gettid();
+    char byte;
+    ::recv(fd, &byte, 1, 0);
+  });
+  Await([&] { return thread != 0; });
+  AwaitAsleep(::getpid(), thread);
+  for (int i = 0; i < kBefore; ++i) SendAll(fd, pieces.data(), kPiece);
+  for (;;) ::pause();
+}
+
+// What poll and epoll_wait tell of, a recv finds.
+[[noreturn]] void TakeUntilTheEnd(int fd, Told* told) {
+  char piece[kPiece];
+  for (int i = 0; i < kBefore; ++i) RecvAll(fd, piece, sizeof piece);
+  told->number = fd;
+  Await([&] { return told->nudge.load(); });
+  const int set = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+  for (int looks = 0;; ++looks) {
+    if (looks == 20) told->left = true;
+    pollfd one{fd, POLLIN, 0};
+    const bool polled = ::poll(&one, 1, 0) != 0;
+    const bool waited = ::epoll_wait(set, &event, 1, 1) != 0;
+    const ssize_t n = ::recv(fd, piece, 1, MSG_DONTWAIT);
+    if (n == 0) break;
+    CHECK_THAT(n < 0 && errno == EAGAIN);
+    if (polled || waited) ++told->in_vain;
+  }
+  ::_exit(0);
+}
+
+int EndsBeforeTheLane(bool connects) {
+  Told* const told = NewTold();
+  int port;
+  const int listener = Listen(&port);
+  pid_t ends[2];
+  for (const bool ends_first : {false, true}) {
+    ends[ends_first] = ::fork();
+    CHECK_THAT(ends[ends_first] >= 0);
+    if (ends[ends_first] != 0) continue;
+    const int fd = ends_first == connects ? Connect(port) : Accept(listener);
+    ::close(listener);
+    if (ends_first) SendAndSit(fd);
+    TakeUntilTheEnd(fd, told);
+  }
+  ::close(listener);
+  const auto [stays, peer] = ends;
+  Await([&] { return told->number >= 0 && Watched(stays, told->number); });
+  const std::vector<pid_t> stopped = StopOthers(stays);
+  CHECK_THAT(::kill(peer, SIGKILL) == 0);
+  CHECK_THAT(::waitpid(peer, nullptr, 0) == peer);
+  told->nudge = true;
+  int status = 0;
+  bool over = false;
+  while (!told->left && !over) {
+    over = ::waitpid(stays, &status, WNOHANG) == stays;
+    ::usleep(100);
+  }
+  GoOn(stopped);
+  if (!over) CHECK_THAT(::waitpid(stays, &status, 0) == stays);
+  CHECK_THAT(status == 0);
+  const int in_vain = told->in_vain;
+  ::munmap(told, 4096);
+  return in_vain;
+}
+
+void LogInVain(int fd, bool connects) {
+  IsClient() ? Call(fd, 2000) : Echo(fd, 2000);
+  ::close(fd);
+  Log("told in vain: %d", InMemory() ? EndsBeforeTheLane(connects) : 0);
+}
+
+Case ends(
+    "peer_ends_before_the_lane", [](int fd) { LogInVain(fd, true); },
+    [](int fd) { LogInVain(fd, false); }, {.seconds = 60});
 
 }  // namespace

@@ -21,6 +21,7 @@ PROGRAMS = [
     "exec",
     "exits",
     "files",
+    "first_search",
     "flags",
     "fork",
     "fork_epoll_churn",
@@ -218,7 +219,8 @@ def modes(program):
             "early",
             "lane",
         ]
-    if program == "reporting":  # its connections end too early for a promotion
+    # Their connections end too early for a promotion.
+    if program in ["reporting", "first_search"]:
         return [
             "default",
             "lane",

@@ -1,4 +1,5 @@
 #include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -15,6 +16,7 @@
 #include <string>
 
 #include "lib/base/short_slice.h"
+#include "lib/rendezvous/start_aside.h"
 #include "tests/rendezvous/util.h"
 
 namespace rcsock::rendezvous {
@@ -72,6 +74,67 @@ TEST(Conductor, GetsItsCpuAtOnce) {
     EXPECT_EQ(ns, own == 0 || ::prctl(PR_GET_SECCOMP) != 0
                       ? own
                       : base::kShortSliceNs);
+  }));
+}
+
+std::atomic<Conductor*> introduced{nullptr};
+std::atomic<int> answers{0};
+std::atomic<Reason> answered{Reason::kNone};
+
+Conductor* Aside(Reason* why) {
+  return GetAside(why, {[](Conductor* conductor) { introduced = conductor; },
+                        [](Conductor* conductor, Reason reason) {
+                          EXPECT_EQ(conductor, introduced);
+                          answered = reason;
+                          ++answers;
+                        }});
+}
+
+// The thread that asks waits neither for the start nor for the kernel, which
+// enlarges the table of descriptors.
+TEST(Conductor, StartsAside) {
+  ExpectSuccess(Spawn([] {
+    const auto sleeps = [] {
+      rusage used{};
+      ::getrusage(RUSAGE_THREAD, &used);
+      return used.ru_nvcsw;
+    };
+    Reason why = Reason::kNone;
+    const long before = sleeps();
+    EXPECT_EQ(Aside(&why), nullptr);
+    EXPECT_EQ(sleeps(), before);
+    EXPECT_EQ(why, Reason::kPending);
+    EXPECT_TRUE(Eventually([&] { return answers != 0; }));
+    EXPECT_EQ(Aside(&why), GetConductor());
+    EXPECT_EQ(introduced, GetConductor());
+  }));
+}
+
+TEST(Conductor, TellsWhyNoneStartsAside) {
+  ExpectSuccess(Spawn([] {
+    const int top = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    rlimit limit{static_cast<rlim_t>(top) + 1, 4096};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    Reason why = Reason::kNone;
+    EXPECT_EQ(Aside(&why), nullptr);
+    EXPECT_TRUE(Eventually([&] { return answers != 0; }));
+    EXPECT_EQ(answered, Reason::kNoFds);
+    EXPECT_EQ(Aside(&why), nullptr);
+    EXPECT_EQ(why, Reason::kNoFds);
+    limit.rlim_cur = 4096;
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_TRUE(Eventually([&] { return Aside(&why) != nullptr; }));
+  }));
+}
+
+// A child would keep the descriptors of a start that it has interrupted.
+TEST(Conductor, ForkWaitsForAStartAside) {
+  ExpectSuccess(Spawn([] {
+    Reason why = Reason::kNone;
+    EXPECT_EQ(Aside(&why), nullptr);
+    Conductor::ForkPrepare();
+    EXPECT_NE(introduced, nullptr);
+    Conductor::ForkParent();
   }));
 }
 

@@ -208,7 +208,8 @@ void EpollSet::CtlCall::Awake(Interest* dormant) {
   dormant->data.store(event_->data.u64, std::memory_order_relaxed);
   dormant->told_by_kernel = false;
   dormant->armed_here = true;
-  dormant->spent.store(false, std::memory_order_relaxed);
+  dormant->spent.store(false, std::memory_order_release);
+  dormant->CountArming();
   dormant->dormant.store(false, std::memory_order_release);
   ++set_->registered_;
   Registry::MakeReady(dormant);
@@ -262,6 +263,7 @@ void EpollSet::CtlCall::Fill(Interest* interest) {
   interest->in_user.store(false, std::memory_order_relaxed);
   interest->was_user = false;
   interest->spent.store(false, std::memory_order_relaxed);
+  interest->CountArming();
   interest->edge.store(true, std::memory_order_relaxed);
   interest->direct.store(false, std::memory_order_relaxed);
   interest->told_by_kernel = false;
@@ -303,7 +305,8 @@ void EpollSet::CtlCall::Arm() {
   found_->events.store(event_->events, std::memory_order_release);
   found_->told_by_kernel = false;
   found_->armed_here = true;
-  found_->spent.store(false, std::memory_order_relaxed);
+  found_->spent.store(false, std::memory_order_release);
+  found_->CountArming();
   found_->edge.store(true, std::memory_order_relaxed);
   if (!found_->in_user.load(std::memory_order_relaxed)) return;
   if (FoundAnyway(found_)) {

@@ -220,8 +220,8 @@ class EpollSet final : public File {
     return HasUser();
   }
   // The conductor looks whether the set's thread is outside every wait
-  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor need
-  // not look again soon.
+  // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor
+  // need not look again soon.
   bool NoteAway(bool* away) RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date (epoll_mirror.cc).
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
@@ -382,7 +382,7 @@ class EpollSet final : public File {
       RC_EXCLUDES(interest_latch);
   void PutBack(const Batch& batch) RC_REQUIRES(wait_latch_)
       RC_EXCLUDES(ready_latch_);
-  bool Spend(Interest* interest, const Sock* sock, std::uint32_t events,
+  bool Spend(Interest* interest, const Sock* sock, std::uint32_t armings,
              std::uint64_t* data);
   class CtlCall;
   bool MayChange(int number, int op, int fd, const Sock* sock) const
@@ -398,6 +398,7 @@ class EpollSet final : public File {
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();
   bool KernelDue();
+  [[gnu::cold]] bool TurnOfLocalTcp();
   bool KernelDueNext() const;
   static bool After(std::uint32_t count, std::uint32_t before) {
     return static_cast<std::int32_t>(count - before) > 0;
@@ -413,11 +414,15 @@ class EpollSet final : public File {
   bool NothingBehind() RC_EXCLUDES(wait_latch_);
   int DrainAndCollect(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
   [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
-  // Whether the kernel must be asked before the lanes report.  With room for
-  // one event the two sides take turns instead.
-  bool InOrderWithKernel(int capacity) const {
+  // Whether local TCP has had news lately.
+  bool LocalTcpTells() const {
     return local_tcp_.load(std::memory_order_relaxed) > 0 &&
-           local_recent_.load(std::memory_order_relaxed) && capacity > 1;
+           local_recent_.load(std::memory_order_relaxed);
+  }
+  // Whether the kernel must be asked before the lanes report.  With room for
+  // one event the two sides take turns instead (TurnOfLocalTcp).
+  bool InOrderWithKernel(int capacity) const {
+    return LocalTcpTells() && capacity > 1;
   }
   static constexpr std::uint64_t kRecentUs = 1'000'000;
   static std::size_t LocalSlot(std::uint64_t data) {

@@ -44,7 +44,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   *data = interest->data.load(std::memory_order_acquire);
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   if ((events & kReadable) == 0 ||
-      interest->spent.load(std::memory_order_relaxed)) {
+      interest->spent.load(std::memory_order_acquire)) {
     return 0;
   }
   Sock* const sock = direct.sock;
@@ -81,7 +81,14 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
       return events & (room ? kInput | kRoom : kInput);
     }
     if ((events & (kRoom | EPOLLONESHOT)) == EPOLLONESHOT) {
-      return Spend(interest, sock, events, data) ? events & kInput : 0;
+      // The caller's look, and `events`, may be of an earlier arming.
+      const std::uint32_t armings =
+          interest->armings.load(std::memory_order_acquire);
+      return interest->events.load(std::memory_order_relaxed) == events &&
+                     direct.lane->RxPendingQuick() &&
+                     Spend(interest, sock, armings, data)
+                 ? events & kInput
+                 : 0;
     }
   }
   if (by_edges) interest->edge.store(true, std::memory_order_relaxed);
@@ -227,6 +234,9 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
     slept_since_ = 0;
     order_wait_ = 0;
     came_before_ = 0;
+    // The short way of a wait ends without WatchAway.  Nobody looks at the set
+    // any more if its thread was elsewhere for long.
+    if (armed_awake_) WatchAway();
     DisarmAwake();
   }
   return filled;
@@ -344,7 +354,20 @@ bool EpollSet::KernelDue() {
   return (waits & 3) == 0 && TimeForKernel();
 }
 
-// The answer that KernelDue() would give.
+// KernelDue() for a set whose local TCP has had news, and a wait with room for
+// one event.  Of as many waits as the set has streams, local TCP gets one for
+// each of its own.  By time alone, lanes that always have something would leave
+// it a few of a thousand waits.
+bool EpollSet::TurnOfLocalTcp() {
+  const bool due = KernelDue();
+  const int local = std::max(local_tcp_.load(std::memory_order_relaxed), 1);
+  const int lanes = user_count_.load(std::memory_order_relaxed);
+  const std::uint64_t waits = waits_.load(std::memory_order_relaxed);
+  const auto its = static_cast<std::uint64_t>(local);
+  return due || waits * its % (its + static_cast<std::uint64_t>(lanes)) < its;
+}
+
+// The answer that KernelDue() would give where local TCP has no news.
 bool EpollSet::KernelDueNext() const {
   return (waits_.load(std::memory_order_relaxed) & 3) == 3 &&
          base::Ticks() - kernel_look_.load(std::memory_order_relaxed) >
@@ -486,7 +509,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
 
 [[gnu::hot]] int EpollSet::QuickWait(int fd, epoll_event* out, int capacity,
                                      int timeout) {
-  if (InOrderWithKernel(capacity)) [[unlikely]]
+  if (LocalTcpTells()) [[unlikely]]
     return LongEpoll(fd, out, capacity, timeout);
   if (crowded_.load(std::memory_order_relaxed)) {
     return KernelDueNext() ? LongEpoll(fd, out, capacity, timeout)

@@ -155,18 +155,19 @@ int EpollSet::DrainPoller(Fresh* fresh) {
   return all;
 }
 
-// Takes the one report of a ONESHOT registration for this thread.  `data` gets
-// the data that the registration was armed with.  Returns false in three cases:
-// ToldByLane came first, the registration is now another stream's, or it has
-// been armed for other events.  A new arming is on the list, or the next look
-// finds it.  If the registration is armed anew after this call, a later report
-// has the new arming.
-bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
-                     std::uint64_t* data) {
+// Takes the one report of a ONESHOT registration for this thread.  `armings`
+// was read before the look that has found something.  `data` gets the data that
+// the registration was armed with.  Returns false in three cases: ToldByLane
+// came first, the registration is now another stream's, or it has been armed
+// since: the arming thread may have read what the look has found.  A new arming
+// is on the list, or the next look finds it.  If the registration is armed anew
+// after this call, a later report has the new arming.
+bool EpollSet::Spend(Interest* interest, const Sock* sock,
+                     std::uint32_t armings, std::uint64_t* data) {
   interest_latch.lock();
   const bool mine =
       interest->set == this && interest->sock == sock &&
-      interest->events.load(std::memory_order_relaxed) == events &&
+      interest->armings.load(std::memory_order_relaxed) == armings &&
       !interest->spent.exchange(true, std::memory_order_relaxed);
   *data = interest->data.load(std::memory_order_relaxed);
   interest_latch.unlock();
@@ -284,6 +285,10 @@ namespace {
   // This wait has reported the registration already, and reports no descriptor
   // twice.  The registration stays listed.
   if (interest->told == wait_number_) return Listed::kKept;
+  const std::uint32_t armings =
+      (events & EPOLLONESHOT) != 0
+          ? interest->armings.load(std::memory_order_acquire)
+          : 0;
   if ((events & EPOLLET) && !TakeEdge(interest, sock)) return Listed::kNothing;
   // For all that a socket can be, EPOLL* and POLL* have equal values.
   bool plain = false;
@@ -297,9 +302,12 @@ namespace {
     interest->edge.store(true, std::memory_order_relaxed);
     return Listed::kArmedAnew;
   }
-  if (ready == 0 ||
-      ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock, events, &data))) {
-    return Listed::kNothing;
+  if (ready == 0) return Listed::kNothing;
+  if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock, armings, &data)) {
+    // It may have been armed anew with the same events and data.  The edge that
+    // was taken may belong to that arming.
+    interest->edge.store(true, std::memory_order_relaxed);
+    return Listed::kArmedAnew;
   }
   if (!base::TryTell(out, ready, data)) [[unlikely]]
     return Listed::kUntold;

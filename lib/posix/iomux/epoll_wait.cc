@@ -267,9 +267,12 @@ bool EpollSet::WaitCall::SleepAsStranger() {
 // too.  Otherwise a direct stream that always has something would keep them
 // waiting.
 [[gnu::always_inline]] inline bool EpollSet::WaitCall::LookAtKernelFirst() {
-  if (set_->InOrderWithKernel(capacity_) || !set_->KernelDue() || Gone()) {
+  if (set_->LocalTcpTells()) [[unlikely]] {
+    if (capacity_ > 1 || !set_->TurnOfLocalTcp()) return false;
+  } else if (!set_->KernelDue()) {
     return false;
   }
+  if (Gone()) return false;
   due_ = true;
   leave_->Ask();
   const int n = set_->KernelWait(out_, capacity_ > 1 ? capacity_ / 2 : 1, 0,

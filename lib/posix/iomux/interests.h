@@ -69,6 +69,8 @@ struct alignas(64) Interest {
   // EPOLLONESHOT: /proc is to say whether the kernel has reported the
   // registration.
   bool asked RC_GUARDED_BY(interest_latch) = false;
+  // How often it has been armed.  Written with the interest latch.
+  std::atomic<std::uint32_t> armings{0};
   // local_tcp_ of its set counts it.
   bool counted RC_GUARDED_BY(interest_latch) = false;
   // moves_ of the set when the registration left the kernel.
@@ -81,6 +83,12 @@ struct alignas(64) Interest {
   bool was_user RC_GUARDED_BY(interest_latch) = false;
   EpollSet* was_of = nullptr;  // its set, while it is in a Lookers
 
+  // A look that sees this arming sees what the arming thread has read before,
+  // too.
+  void CountArming() RC_REQUIRES(interest_latch) {
+    armings.store(armings.load(std::memory_order_relaxed) + 1,
+                  std::memory_order_release);
+  }
   // Whether the registration is still armed with what a look has read without
   // the latch.
   bool Is(std::uint32_t its_events, std::uint64_t its_data) const {

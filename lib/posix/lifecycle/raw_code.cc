@@ -41,8 +41,12 @@ constexpr std::uint64_t kShare = 50;
 constexpr std::uint64_t kTurn = 16 << 20;
 constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
 
-// Guards every change of the verdict, and what stands in Shared.
+// Guards every change of the verdict, and what a look needs.  Held while the
+// conductor reads code, which takes some milliseconds.
 constinit base::Latch latch;
+// Guards the line of the streams that wait.  Taken behind `latch`, and held for
+// next to no time: the program's threads take it in their calls.
+constinit base::Latch line_latch;
 constinit CodeVerdict verdict;
 constinit std::atomic<std::uint64_t> next_ns{0};
 // How many streams wait for the answer.
@@ -50,12 +54,12 @@ constinit std::atomic<int> waiting_count{0};
 
 struct Shared {
   KnownCode known RC_GUARDED_BY(latch);
-  Socks waiting RC_GUARDED_BY(latch);
   // The conductor's look that is under way.
   std::unique_ptr<CodeLook> look RC_GUARDED_BY(latch);
-  // The conductor whose next turn will come.  A conductor that has been stopped
-  // has dropped the turn.
-  Conductor* posted RC_GUARDED_BY(latch) = nullptr;
+  Socks waiting RC_GUARDED_BY(line_latch);
+  // The conductor that takes a turn, or whose next turn will come.  A conductor
+  // that has been stopped has dropped the turn.
+  Conductor* posted RC_GUARDED_BY(line_latch) = nullptr;
 };
 
 // Never destroyed.
@@ -92,17 +96,24 @@ void Judge(const CodeLook& look) RC_REQUIRES(latch) {
 
 void Turn();
 
+// Ends the line: no turn will come.
+void TakeWaiting(Socks* waiting) RC_EXCLUDES(line_latch) {
+  Shared& shared = The();
+  const base::LatchGuard lock(line_latch);
+  shared.posted = nullptr;
+  waiting->swap(shared.waiting);
+  waiting_count.store(0, std::memory_order_relaxed);
+}
+
 // Returns false if there will be no turn.
 bool NextTurn(std::uint64_t wait_ns) RC_REQUIRES(latch) {
   Conductor* const conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;
-  const bool comes =
-      wait_ns == 0 ? conductor->Post(&Turn)
-                   : conductor->After(
-                         static_cast<std::uint32_t>(wait_ns / 1'000'000) + 1,
-                         &Turn) != 0;
-  The().posted = comes ? conductor : nullptr;
-  return comes;
+  // The line still names this turn's conductor, which is the next turn's.
+  return wait_ns == 0 ? conductor->Post(&Turn)
+                      : conductor->After(
+                            static_cast<std::uint32_t>(wait_ns / 1'000'000) + 1,
+                            &Turn) != 0;
 }
 
 // The only place that makes the verdict kNone.  Returns false if another look
@@ -127,9 +138,9 @@ enum class Turned : std::uint8_t {
 // the verdict into *waiting.
 Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   Shared& shared = The();
-  shared.posted = nullptr;
   Turned turned = Turned::kAnswered;
-  while (!NeverAnyMore()) {
+  // A program that is linked with the library has chosen to be.
+  while (OwnFace() == Face::kPreload && !NeverAnyMore()) {
     std::unique_ptr<CodeLook>& look = shared.look;
     if (look != nullptr && verdict.IsStale(look->ticket())) {
       look->Remember(&shared.known);
@@ -161,8 +172,7 @@ Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   }
   if (turned == Turned::kLater) return turned;
   shared.look.reset();
-  waiting->swap(shared.waiting);
-  waiting_count.store(0, std::memory_order_relaxed);
+  TakeWaiting(waiting);
   return turned;
 }
 
@@ -175,9 +185,7 @@ void Turn() {
     turned = TurnLatched(&waiting);
   } catch (...) {
     CannotTellUnlatched();  // no memory
-    const base::LatchGuard lock(latch);
-    waiting.swap(The().waiting);
-    waiting_count.store(0, std::memory_order_relaxed);
+    TakeWaiting(&waiting);
   }
   if (turned == Turned::kLater) return;
   Conductor* const conductor = Conductor::IfRunning();
@@ -220,23 +228,19 @@ bool MayAdopt() {
 }
 
 Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
-  if (OwnFace() != Face::kPreload) return Answer::kMay;
-  switch (verdict.state()) {
-    case State::kMayUseStreams:
-      return Answer::kNever;
-    case State::kNone:
-      if (base::NowNs() < next_ns.load(std::memory_order_relaxed)) {
-        return Answer::kMay;
-      }
-      break;
-    case State::kUnknown:
-      break;
+  const State state =
+      OwnFace() == Face::kPreload ? verdict.state() : State::kNone;
+  if (state == State::kMayUseStreams) return Answer::kNever;
+  if (conductor != nullptr && state == State::kNone &&
+      (OwnFace() != Face::kPreload ||
+       base::NowNs() < next_ns.load(std::memory_order_relaxed))) {
+    return Answer::kMay;
   }
   try {
     Shared& shared = The();
-    const base::LatchGuard lock(latch);
+    const base::LatchGuard lock(line_latch);
     shared.waiting.push_back(sock);
-    if (shared.posted != conductor) {
+    if (conductor != nullptr && shared.posted != conductor) {
       if (!conductor->Post(&Turn)) {
         shared.waiting.pop_back();
         return Answer::kNotNow;
@@ -250,10 +254,29 @@ Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
   }
 }
 
+void Started(Conductor* conductor, base::Reason why) {
+  if (conductor != nullptr) {
+    Shared& shared = The();
+    const base::LatchGuard lock(line_latch);
+    if (shared.waiting.empty() || shared.posted == conductor) return;
+    if (conductor->Post(&Turn)) {
+      shared.posted = conductor;
+      return;
+    }
+    why = base::Reason::kNoThread;
+  }
+  Socks failed;
+  TakeWaiting(&failed);
+  for (const std::shared_ptr<Sock>& sock : failed) {
+    rendezvous::Seeker& seeker = *sock;
+    seeker.SeekFailed(why, false);
+  }
+}
+
 void Forget(const Sock* sock) {
   if (waiting_count.load(std::memory_order_relaxed) == 0) return;
   std::shared_ptr<Sock> gone;  // given back after the latch is released
-  const base::LatchGuard lock(latch);
+  const base::LatchGuard lock(line_latch);
   Socks& all = The().waiting;
   const auto one = std::find_if(all.begin(), all.end(), [&](const auto& other) {
     return other.get() == sock;
@@ -303,10 +326,14 @@ void BeforeUnseenOpen() {
   errno = saved;
 }
 
-void ForkLock() { latch.LockForFork(); }
+void ForkLock() {
+  latch.LockForFork();
+  line_latch.LockForFork();
+}
 
 void ForkUnlock(bool child) {
   latch.AssertHeld();
+  line_latch.AssertHeld();
   if (child) {
     Shared& shared = The();
     // The child has no conductor: its streams look anew.  The child counts
@@ -317,6 +344,7 @@ void ForkUnlock(bool child) {
     shared.posted = nullptr;
     shared.look.reset();
   }
+  line_latch.UnlockAfterFork(child);
   latch.UnlockAfterFork(child);
 }
 

@@ -20,9 +20,10 @@ using Answer = SeekGate::Answer;
 // SeekGate's answers of this process.
 //
 // Returns whether the stream may look for its peer.  With kLater it keeps a
-// reference of the stream.
+// reference of the stream.  Without a conductor the stream waits for Started.
 Answer MaySeek(const std::shared_ptr<Sock>& sock,
                rendezvous::Conductor* conductor);
+void Started(rendezvous::Conductor* conductor, base::Reason why);
 // Returns true if a stream that has looked for its peer may go on to a lane: no
 // unseen open has come since MaySeek.  Takes no latch.
 bool MayAdopt();
@@ -36,7 +37,7 @@ void AfterOpen();
 // the load.  Takes all streams to TCP, and the next search begins with a look.
 void BeforeUnseenOpen();
 
-// Take and release the latch around fork.
+// Take and release the latches around fork.
 void ForkLock();
 void ForkUnlock(bool child);
 

@@ -20,6 +20,9 @@ class Gate final : public SeekGate {
   void Began(rendezvous::Conductor* conductor) override {
     WatchLastThread(conductor);
   }
+  void Started(rendezvous::Conductor* conductor, base::Reason why) override {
+    raw_code::Started(conductor, why);
+  }
 };
 constinit Gate gate;
 

@@ -48,12 +48,87 @@ constinit bool counted = false;
 constinit std::atomic<int> hidden_streams{0};
 constinit std::atomic<int> waiting{0};
 
+// The streams of this process that its children wait for.  From the first step
+// of its leave until the peer has answered, a stream moves nothing.  If all
+// began at once, none would go on before the last had begun.  So few are under
+// way at once, and each that has left lets the next begin.
+//
+// The conductor calls Look and Next, any thread calls Left.
+class AskedStreams {
+ public:
+  // A child that waits has rung.  Takes one more step of the streams that have
+  // begun, and lets others begin.
+  void Look() {
+    under_way_.store(0);
+    ForEachSock([this](Sock* sock) {
+      if (IsAsked(sock) && sock->lane_state().Leaving()) Step(sock);
+    });
+    // A peer that is stopped does not keep its place.
+    if (base::NowNs() - last_ns_ > kLateNs) under_way_.store(0);
+    next_ = 0;
+    Next();
+  }
+  void Next() {
+    const int top = fd_high.load(std::memory_order_relaxed);
+    for (; next_ <= top; ++next_) {
+      const File* const file = Entry(next_);
+      if (file == nullptr || file->Hidden()) continue;
+      Sock* const sock = LookupSock(next_);
+      if (sock == nullptr || sock->fd() != next_ || sock->fds.load() == 0 ||
+          !IsAsked(sock) || sock->lane_state().Leaving()) {
+        continue;
+      }
+      // Stored before the look: Left counts, and then looks at more_.  So one
+      // of the two sees the other.
+      more_.store(true);
+      if (under_way_.load() >= kMostAtOnce) return;
+      more_.store(false);
+      last_ns_ = base::NowNs();
+      Step(sock);
+    }
+    more_.store(false);
+  }
+  // The kernel has a stream that a child has waited for.
+  void Left() {
+    under_way_.fetch_sub(1);
+    Conductor* const conductor =
+        more_.load() ? Conductor::IfRunning() : nullptr;
+    // Without memory the next ring of the child does it.
+    if (conductor != nullptr) conductor->Post([this] { Next(); });
+  }
+  // In the child of a fork.
+  void OnForkChild() {
+    under_way_.store(0);
+    more_.store(false);
+  }
+
+ private:
+  static constexpr int kMostAtOnce = 4;
+  static constexpr std::uint64_t kLateNs = 2'000'000;
+
+  static bool IsAsked(Sock* sock) {
+    const Holding* const all = sock->holders().Find();
+    return all != nullptr && all->claim.Asked();
+  }
+  // Left takes the count back.
+  void Step(Sock* sock) {
+    under_way_.fetch_add(1);
+    sock->claim().LeaveIfAsked();
+  }
+
+  int next_ = 0;               // the number to go on at
+  std::uint64_t last_ns_ = 0;  // when a stream last began
+  std::atomic<int> under_way_{0};
+  std::atomic<bool> more_{false};  // others wait until one has left
+};
+constinit AskedStreams asked_streams;
+
 class AskWatcher final : public rendezvous::AnchorWatcher {
  public:
   void OnAnchor(std::uint32_t) override {
     std::uint64_t count;
     (void)!::syscall(SYS_read, watched.load(), &count, sizeof count);
-    ForEachSock([](Sock* sock) { sock->claim().LeaveIfAsked(); });
+    asked_streams.Look();
   }
 };
 
@@ -144,6 +219,7 @@ void HiddenForkUnlock(bool child) {
   if (child) {
     parents_ask.store(ask.exchange(-1));
     watched.store(-1);
+    asked_streams.OnForkChild();
     counted = true;
   }
   hidden_latch.UnlockAfterFork(child);
@@ -157,6 +233,8 @@ void CloseUnusedAsk() {
   counted = false;
   CloseAskIfDone();
 }
+
+void AskedStreamLeft() { asked_streams.Left(); }
 
 void RingOwner(int number) {
   const std::uint64_t one = 1;

@@ -68,6 +68,8 @@ enum class Owner : std::uint8_t { kGave, kLost, kLate, kDead };
 Owner AwaitOwner(Holding* all, int ask);
 // Wakes the conductor of the owner.
 void RingOwner(int ask);
+// Called by the owner: the kernel has a stream that a child has waited for.
+void AskedStreamLeft();
 
 }  // namespace rcsock::posix
 

@@ -19,6 +19,7 @@ SeekGate::Answer SeekGate::MaySeek(const std::shared_ptr<Sock>&,
 bool SeekGate::MayAdopt() { return false; }
 void SeekGate::Forget(const Sock*) {}
 void SeekGate::Began(rendezvous::Conductor*) {}
+void SeekGate::Started(rendezvous::Conductor*, base::Reason) {}
 
 bool SeekGate::IsSet() { return &Get() != &shut; }
 SeekGate& SeekGate::Get() { return *installed.load(std::memory_order_acquire); }

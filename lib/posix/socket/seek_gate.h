@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "lib/base/reason.h"
+
 namespace rcsock::rendezvous {
 class Conductor;
 }  // namespace rcsock::rendezvous
@@ -26,7 +28,8 @@ class SeekGate {
     kNever,
   };
   // Returns whether the stream may look for its peer.  With kLater it keeps a
-  // reference of the stream.
+  // reference of the stream.  Without a conductor the answer comes with
+  // Started.
   virtual Answer MaySeek(const std::shared_ptr<Sock>& sock,
                          rendezvous::Conductor* conductor);
   // Returns whether a stream that has looked for its peer may go on to a lane.
@@ -36,6 +39,9 @@ class SeekGate {
   virtual void Forget(const Sock* sock);
   // Called when a conductor has begun.
   virtual void Began(rendezvous::Conductor* conductor);
+  // The start for which streams have waited is over.  Null: there is no
+  // conductor, and why.
+  virtual void Started(rendezvous::Conductor* conductor, base::Reason why);
 
   // Returns whether there is a gate.
   static bool IsSet();

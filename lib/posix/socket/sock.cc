@@ -71,11 +71,14 @@ struct SockPool {
 
   // Returns whether no call of the program is inside with the object, where
   // that can be told without a fence: the program has one thread, and this is
-  // it.  What a handler has interrupted has its mark or count.  The next
-  // connection then gets the object at once, while the cache still has it.
+  // it.  The next connection then gets the object at once, while the cache
+  // still has it.  Not for a handler: the call that it has interrupted may be
+  // between two looks, with no mark and no count, and goes on where it finds
+  // its stream at its number.  Marks and counts are of calls that handlers have
+  // jumped out of, and of the conductor's.
   static bool FreeAtOnce(const Sock* sock) {
-    return base::Alone() && !base::tls_internal && !sock->calls_.Inside() &&
-           !sock->sleepers_.Any() && !MayBeIn(sock);
+    return base::Alone() && !base::tls_internal && !InHandler() &&
+           !sock->calls_.Inside() && !sock->sleepers_.Any() && !MayBeIn(sock);
   }
 
   // Frees the objects that no call is inside with.  A call may have found such
@@ -104,7 +107,9 @@ struct SockPool {
       }
       sock = next;
     }
-    enough = 2 * late_count + kBatch;
+    // Where a look is not exact, all that came since the last look stays for
+    // another one.  With a factor of two the list would grow with each look.
+    enough = late_count + late_count / 2 + kBatch;
   }
 
   static Sock* Take() {

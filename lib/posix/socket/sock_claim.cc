@@ -115,7 +115,9 @@ void ClaimKeeper::Give() {
   sock_->holders().TellMoved();
   const int unread = sock_->read_ahead().HeldFd();
   all->unread.store(unread >= 0 ? static_cast<std::uint32_t>(unread) + 1 : 0);
-  if (all->claim.Give()) WakeAskers(all);
+  if (!all->claim.Give()) return;
+  WakeAskers(all);
+  AskedStreamLeft();
 }
 
 void ClaimKeeper::Lose() {

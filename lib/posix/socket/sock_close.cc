@@ -194,8 +194,10 @@ bool Ending::CloseOnTcp(int number, const Successor& next, int* result) {
   }
   // A thread that adds a registration takes the latch, and then looks whether
   // the stream is closed.  The mark of the close and the latch are taken by
-  // locked instructions, so one of the two threads sees the other.
-  if (sock_->interests.load() != nullptr || interest_latch.Held()) {
+  // locked instructions, so one of the two threads sees the other.  The latch
+  // is looked at first: a thread that has just released it has listed its
+  // registration, which the second look finds.
+  if (interest_latch.Held() || sock_->interests.load() != nullptr) {
     Registrations::Get().Drop(sock_, -1, -1);
   }
   sock_->anchor().AwaitBorrowers();

@@ -67,7 +67,7 @@ void UnusedCopy::AskOwner() {
   }
   all->Use();
   state_.store(State::kAsks);
-  if (all->claim.Ask() == Claim::kAsked) RingOwner(ask_fd_);
+  all->claim.Ask();
 }
 
 void UnusedCopy::Reveal() {

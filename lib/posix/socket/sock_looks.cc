@@ -40,6 +40,18 @@ std::uint32_t KernelInput(int number) {
   return static_cast<std::uint16_t>(one.revents);
 }
 
+// Returns `told`, what TCP says of its input, without TCP's end.  The bytes
+// before the end are input.
+std::uint32_t WithoutEnd(int number, std::uint32_t told) {
+  if ((told & (POLLRDHUP | POLLHUP)) == 0) return told;
+  told &= ~std::uint32_t{POLLRDHUP | POLLHUP};
+  int bytes = 0;
+  if (::syscall(SYS_ioctl, number, FIONREAD, &bytes) == 0 && bytes == 0) {
+    told &= ~std::uint32_t{POLLIN};
+  }
+  return told;
+}
+
 }  // namespace
 
 // While a switch is under way its rules say what TCP's end means.  POLLERR may
@@ -135,7 +147,12 @@ std::uint32_t Looks::WholeReadinessLatched(Sock* sock, std::uint32_t events) {
     sock->UpdateWatch();
   }
   if (sock->stream_->AtKernel()) {
-    ready |= KernelInput(sock->fd());
+    std::uint32_t told = KernelInput(sock->fd());
+    // A read would not find the end.  A reset is not held.
+    if ((told & POLLERR) == 0 && sock->anchor().HoldsEnd()) [[unlikely]] {
+      told = WithoutEnd(sock->fd(), told);
+    }
+    ready |= told;
   } else if (sock->stream_->tx() == stream::Tx::kRaw &&
              sock->stream_->rx() == stream::Rx::kRaw &&
              (ready & POLLRDHUP) != 0 && !sock->stream_->TxBroken() &&

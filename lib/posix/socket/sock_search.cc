@@ -24,6 +24,7 @@
 #include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/near_network.h"
+#include "lib/rendezvous/start_aside.h"
 
 namespace rcsock::posix {
 
@@ -74,6 +75,12 @@ void Introduce(Conductor* conductor) {
   SeekGate::Get().Began(conductor);
   WatchSharedRings();
   KeepSpares();
+}
+
+// Answers the streams that have waited for the conductor's start.
+void AnswerWaiting(Conductor* conductor, Reason why) {
+  const Critical critical;
+  SeekGate::Get().Started(conductor, why);
 }
 
 }  // namespace
@@ -248,14 +255,15 @@ void LaneSearch::Begin() {
   if (!state.Step(LaneState::Event::kSeek) || !MayAsk()) return;
   Critical critical;
   Reason why = Reason::kNone;
-  Conductor* conductor = Conductor::Get(&why);
-  if (conductor == nullptr) {
+  Conductor* conductor =
+      rendezvous::GetAside(&why, {&Introduce, &AnswerWaiting});
+  if (conductor == nullptr && why != Reason::kPending) {
     RCSOCK_LOG(1, "fd %d: no lane: %s", sock_->fd(), base::ReasonKey(why));
     reason_ = why;
     state.Step(LaneState::Event::kStop);
     return;
   }
-  Introduce(conductor);
+  if (conductor != nullptr) Introduce(conductor);
   // While the stream searches again, the reason of its last search stands.
   if (attempts_ == 0) reason_ = Reason::kPending;
   RCSOCK_LOG(2, "fd %d: looking for its peer", sock_->fd());
@@ -272,6 +280,10 @@ void LaneSearch::Begin() {
       conductor->Seek(Share(sock_));
       break;
     case SeekGate::Answer::kLater:
+      // The start may have been over before the stream was in the line.
+      if (conductor == nullptr && !rendezvous::StartsAside()) {
+        AnswerWaiting(Conductor::IfRunning(), Reason::kNoThread);
+      }
       break;
     case SeekGate::Answer::kNotNow:
       seeker.SeekFailed(Reason::kNoMemory, false);
