@@ -78,7 +78,7 @@ struct SockPool {
   // jumped out of, and of the conductor's.
   static bool FreeAtOnce(const Sock* sock) {
     return base::Alone() && !base::tls_internal && !InHandler() &&
-           !sock->calls_.Inside() && !sock->sleepers_.Any() && !CallIn(sock);
+           !sock->calls_.Inside() && !sock->sleepers_.Any() && !MayBeIn(sock);
   }
 
   // Frees the objects that no call is inside with.  A call may have found such

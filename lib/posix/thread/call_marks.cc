@@ -109,6 +109,20 @@ bool CallIn(const void* stream) {
   return false;
 }
 
+bool MayBeIn(const void* stream) {
+  const ThreadCalls* const own = tls_calls;
+  for (const ThreadCalls* calls = all.load(std::memory_order_seq_cst);
+       calls != nullptr; calls = calls->next) {
+    if (calls != own && calls->taken.load(std::memory_order_seq_cst)) {
+      return true;
+    }
+  }
+  for (const CallMark& mark : own->in) {
+    if (mark.load(std::memory_order_relaxed) == stream) return true;
+  }
+  return false;
+}
+
 void ForEachCall(void (*each)(void* stream)) {
   for (const ThreadCalls* calls = all.load(std::memory_order_acquire);
        calls != nullptr; calls = calls->next) {

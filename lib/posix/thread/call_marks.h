@@ -70,6 +70,12 @@ inline void UnmarkCall(CallMark* mark) {
 bool FenceCalls();
 // Whether a call is inside with the stream.  Exact after FenceCalls alone.
 bool CallIn(const void* stream);
+// As CallIn, without a fence, in a program of one thread, which is the caller.
+// Returns true also if another thread has marks at all, such as the conductor.
+// A thread takes its marks by a locked instruction, and so does the caller the
+// latch that it holds.  So a thread that has no marks yet finds later what the
+// caller has done before.
+bool MayBeIn(const void* stream);
 // Calls `each` for every stream with a mark, maybe several times.
 void ForEachCall(void (*each)(void* stream));
 
