@@ -9,6 +9,7 @@
 #include "lib/base/fail.h"
 #include "lib/posix/hooks/hooks.h"
 #include "lib/posix/socket/sock_place.h"
+#include "lib/posix/socket/sock_taken.h"
 
 namespace rcsock::api {
 namespace {
@@ -25,7 +26,6 @@ constexpr std::size_t kWaiting = 16 * 1024;
 // So at most this much goes at once, however well the peer keeps pace.  Bytes
 // that are passed go faster.
 constexpr std::size_t kMostAtOnce = 64 * 1024 * 1024;
-constexpr std::size_t kMostPassed = 1024 * 1024 * 1024;
 // The first copy is short, so that the peer has something to do early.
 constexpr std::size_t kFirst = 64 * 1024;
 
@@ -84,7 +84,7 @@ void Count(std::atomic<std::uint64_t>* way, ssize_t bytes) {
 
 // `passed`: the last bytes of this call went so.
 std::size_t MostAtOnce(bool passed) {
-  return passed ? kMostPassed : kMostAtOnce;
+  return passed ? posix::Placement::kMostPassed : kMostAtOnce;
 }
 
 // Counts the bytes of a copy into a ring or out of it, `n` in all.
@@ -154,6 +154,94 @@ struct Sending {
   }
 };
 
+// Copies to a device of bytes that were taken from TCP. Several are under way,
+// while the kernel's next bytes come into another slot.
+class TakeAhead {
+ public:
+  TakeAhead(posix::Placement::Taken* taken, Pipe* pipe)
+      : taken_(taken), pipe_(pipe) {}
+
+  // Copies what there is, `length` bytes at most. What could not be copied goes
+  // back. Returns how many bytes are on the device.
+  std::size_t Run(std::byte* to, std::size_t length) {
+    for (;;) {
+      while (MayTake(length) && Take(to, length)) {
+      }
+      if (first_ == begun_) break;
+      if (const int error = pipe_->Wait(Slot(first_)); error != 0) {
+        device_error_ = error;
+        break;
+      }
+      const std::size_t n = SizeOf(first_++);
+      taken_->Deliver(n);
+      done_ += n;
+      // More may have come meanwhile.
+      empty_ = false;
+    }
+    if (first_ != last_) GiveBack();
+    return done_;
+  }
+  int device_error() const { return device_error_; }
+  // Of the stream, which says it once.
+  int error() const { return error_; }
+  // There was no memory for what had to go back.
+  bool lost() const { return lost_; }
+
+ private:
+  static int Slot(int number) { return number % Pipe::kSlots; }
+  std::size_t& SizeOf(int number) {
+    return sizes_[static_cast<std::size_t>(Slot(number))];
+  }
+  bool MayTake(std::size_t length) const {
+    return device_error_ == 0 && !empty_ && !over_ && taken_bytes_ < length &&
+           last_ - first_ < Pipe::kSlots;
+  }
+  // Takes what fits into a slot, and begins its copy. Returns false if no more
+  // can be there now.
+  bool Take(std::byte* to, std::size_t length) {
+    const std::size_t size = std::min(Pipe::kSlotBytes, length - taken_bytes_);
+    const ssize_t n = taken_->Take(pipe_->slot(Slot(last_)), size);
+    empty_ = n < static_cast<ssize_t>(size);
+    if (n <= 0) {
+      // The end stays for the next look.
+      over_ = n == 0 || (errno != EAGAIN && errno != EINTR);
+      if (n < 0 && over_) error_ = errno;
+      return false;
+    }
+    const auto bytes = static_cast<std::size_t>(n);
+    device_error_ = pipe_->ToDevice(Slot(last_), to + taken_bytes_, bytes);
+    SizeOf(last_++) = bytes;
+    if (device_error_ == 0) begun_ = last_;
+    taken_bytes_ += bytes;
+    return !empty_;
+  }
+  // A copy that goes on reads its slot, as this does.
+  void GiveBack() {
+    std::array<iovec, Pipe::kSlots> pieces;
+    int count = 0;
+    for (int i = first_; i != last_; ++i) {
+      pieces[static_cast<std::size_t>(count++)] = {pipe_->slot(Slot(i)),
+                                                   SizeOf(i)};
+    }
+    lost_ = !taken_->GiveBack(pieces.data(), count);
+  }
+
+  posix::Placement::Taken* const taken_;
+  Pipe* const pipe_;
+  std::array<std::size_t, Pipe::kSlots> sizes_{};
+  // Slots in use: the copies of those before begun_ have begun.
+  int first_ = 0;
+  int begun_ = 0;
+  int last_ = 0;
+  std::size_t taken_bytes_ = 0;
+  std::size_t done_ = 0;
+  bool empty_ = false;  // the last look took all that there was
+  bool over_ = false;   // the end, or an error
+  int error_ = 0;
+  int device_error_ = 0;
+  bool lost_ = false;
+};
+
 // One call that receives.
 struct Receiving {
   posix::Sock* const sock;
@@ -165,7 +253,9 @@ struct Receiving {
   const bool all;
   const int flags;  // without MSG_WAITALL
   bool rings = true;
+  bool ahead = true;
   bool passed = false;
+  int failed = 0;  // what the device has said behind bytes that it has
   std::size_t done = 0;
   bool of_device = false;
 
@@ -182,23 +272,57 @@ struct Receiving {
 
   // Receives what is there, or the next piece. Returns as recv.
   ssize_t Next() {
-    if (rings && !stays()) {
-      char byte;
-      const ssize_t seen =
-          posix::hook::recv(fd, &byte, 1, FlagsNow() | MSG_PEEK);
-      if (seen <= 0) return seen;
-      posix::Placement::DeviceCopy copy{fd, memory, pipe,
-                                        all && MayWait(sock, flags)};
-      const ssize_t n = posix::Placement(sock).DrainRing(
-          to + done, std::min(MostAtOnce(passed), length - done), &copy);
-      passed = copy.passed != 0;
-      CountRing(copy, n);
-      if (n > 0) return n;
-      if (copy.error != 0) return FailOfDevice(copy.error);
-      // The rest of this call goes by slots.
-      rings = n == 0;
+    if (failed != 0) return FailOfDevice(failed);
+    if (stays() || (!rings && !ahead)) return BySlot();
+    char byte;
+    const ssize_t seen = posix::hook::recv(fd, &byte, 1, FlagsNow() | MSG_PEEK);
+    if (seen <= 0) return seen;
+    if (rings) {
+      const ssize_t n = ByRing();
+      if (n != 0) return n;
+    }
+    if (ahead) {
+      const ssize_t n = Ahead();
+      if (n != 0) return n;
     }
     return BySlot();
+  }
+
+  // Both return as recv, and 0 if the bytes have to go another way.
+  ssize_t ByRing() {
+    posix::Placement::DeviceCopy copy{fd, memory, pipe,
+                                      all && MayWait(sock, flags)};
+    const ssize_t n = posix::Placement(sock).DrainRing(
+        to + done, std::min(MostAtOnce(passed), length - done), &copy);
+    passed = copy.passed != 0;
+    CountRing(copy, n);
+    if (n > 0) return n;
+    if (copy.error != 0) return FailOfDevice(copy.error);
+    // If it is no ring, the rest of this call goes by slots.
+    rings = n == 0;
+    return 0;
+  }
+  ssize_t Ahead() {
+    posix::Placement::Taken taken(sock, fd);
+    ahead = taken.Begin();
+    if (!ahead) return 0;
+    if (const int error = pipe->NeedSlots(); error != 0) {
+      return FailOfDevice(error);
+    }
+    TakeAhead copies(&taken, pipe);
+    const auto n = static_cast<ssize_t>(
+        copies.Run(to + done, std::min(kMostAtOnce, length - done)));
+    Count(&gpu::counts.slots, n);
+    failed = copies.device_error();
+    if (copies.lost()) {
+      // Nothing may come behind bytes that are missing.
+      failed = ENOMEM;
+      posix::hook::shutdown(fd, SHUT_RDWR);
+    }
+    if (n > 0 && copies.error() != 0) sock->KeepError(fd, copies.error());
+    if (n > 0) return n;
+    if (failed != 0) return FailOfDevice(failed);
+    return copies.error() != 0 ? Fail(copies.error()) : 0;
   }
 
   // Copies up to a slot to the device. The bytes stay in the stream until they

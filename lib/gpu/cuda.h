@@ -19,6 +19,13 @@ using Event = struct EventOfDriver*;
 struct IpcHandle {
   char bytes[64];
 };
+using Handle = unsigned long long;  // CUmemGenericAllocationHandle
+// CUmemAccessDesc: a device and what it may do.
+struct Access {
+  int location_type;
+  int device;
+  int rights;
+};
 
 constexpr Result kSuccess = 0;
 constexpr Result kInvalidValue = 1;
@@ -50,6 +57,11 @@ constexpr int kWritesOrdering = 118;
 constexpr int kDmaBufSupported = 124;
 // CUmemRangeHandleType
 constexpr int kDmaBufFd = 1;
+// CUmemAllocationHandleType
+constexpr int kFileDescriptor = 1;
+// CUmemLocationType, CUmemAccess_flags
+constexpr int kLocationOfDevice = 1;
+constexpr int kReadAndWrite = 3;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kRegisterPortable = 1;
@@ -79,14 +91,27 @@ constexpr unsigned kIpcLazyPeerAccess = 1;
   X(HostUnregister, "cuMemHostUnregister", (void*))
 
 // Calls that a driver may lack: null there.
-#define RCSOCK_CUDA_LATE_CALLS(X)                                      \
-  X(HandleForRange, "cuMemGetHandleForAddressRange",                   \
-    (void*, Pointer, std::size_t, int, unsigned long long))            \
-  X(IpcGet, "cuIpcGetMemHandle", (IpcHandle*, Pointer))                \
-  X(IpcOpen, "cuIpcOpenMemHandle_v2", (Pointer*, IpcHandle, unsigned)) \
-  X(IpcClose, "cuIpcCloseMemHandle", (Pointer))                        \
-  X(CopyOnDevices, "cuMemcpyDtoDAsync_v2",                             \
-    (Pointer, Pointer, std::size_t, Stream))
+#define RCSOCK_CUDA_LATE_CALLS(X)                                          \
+  X(HandleForRange, "cuMemGetHandleForAddressRange",                       \
+    (void*, Pointer, std::size_t, int, unsigned long long))                \
+  X(IpcGet, "cuIpcGetMemHandle", (IpcHandle*, Pointer))                    \
+  X(IpcOpen, "cuIpcOpenMemHandle_v2", (Pointer*, IpcHandle, unsigned))     \
+  X(IpcClose, "cuIpcCloseMemHandle", (Pointer))                            \
+  X(CopyOnDevices, "cuMemcpyDtoDAsync_v2",                                 \
+    (Pointer, Pointer, std::size_t, Stream))                               \
+  X(RetainHandle, "cuMemRetainAllocationHandle", (Handle*, void*))         \
+  X(ReleaseHandle, "cuMemRelease", (Handle))                               \
+  X(ExportHandle, "cuMemExportToShareableHandle",                          \
+    (void*, Handle, int, unsigned long long))                              \
+  X(ImportHandle, "cuMemImportFromShareableHandle", (Handle*, void*, int)) \
+  X(ReserveRange, "cuMemAddressReserve",                                   \
+    (Pointer*, std::size_t, std::size_t, Pointer, unsigned long long))     \
+  X(FreeRange, "cuMemAddressFree", (Pointer, std::size_t))                 \
+  X(MapHandle, "cuMemMap",                                                 \
+    (Pointer, std::size_t, std::size_t, Handle, unsigned long long))       \
+  X(UnmapRange, "cuMemUnmap", (Pointer, std::size_t))                      \
+  X(SetAccess, "cuMemSetAccess",                                           \
+    (Pointer, std::size_t, const Access*, std::size_t))
 
 struct Calls {
 #define X(field, name, parameters) Result(*field) parameters = nullptr;
@@ -94,6 +119,15 @@ struct Calls {
   RCSOCK_CUDA_LATE_CALLS(X)
 #undef X
 };
+
+// Returns true if the driver has all that passes memory of cuMemMap.
+inline bool HasDescriptors(const Calls& calls) {
+  return calls.RetainHandle != nullptr && calls.ReleaseHandle != nullptr &&
+         calls.ExportHandle != nullptr && calls.ImportHandle != nullptr &&
+         calls.ReserveRange != nullptr && calls.FreeRange != nullptr &&
+         calls.MapHandle != nullptr && calls.UnmapRange != nullptr &&
+         calls.SetAccess != nullptr;
+}
 
 // Returns the calls of the driver, if the program has loaded it, else null.
 // Never loads the driver: without it a program has no memory of a GPU. Any

@@ -76,7 +76,7 @@ ContextPipes::~ContextPipes() {
     if (const auto pages = weak.lock()) pages->End();
   }
   for (const auto& weak : imports_) {
-    if (const auto import = weak.lock()) import->End();
+    if (const auto import = weak.lock()) import->Close();
   }
   for (CudaPipe* pipe : free_) delete pipe;
   const base::NoCancel no_cancel;
@@ -151,8 +151,30 @@ std::shared_ptr<HostPages> ContextPipes::Pin(std::byte* at, std::size_t bytes) {
   return Kept(&pages_, std::move(pages));
 }
 
-std::shared_ptr<Import> ContextPipes::Open(const Passed& passed) {
-  auto import = CudaImport::Make(this, passed);
+std::shared_ptr<CudaImport> ContextPipes::FindOpen(const Passed& passed) {
+  for (const auto& weak : imports_) {
+    auto one = weak.lock();
+    if (one != nullptr && one->Is(passed) && one->At(0, 0) != nullptr) {
+      return one;
+    }
+  }
+  return nullptr;
+}
+
+bool ContextPipes::IsOpen(const Passed& passed) {
+  const base::Critical critical;
+  const base::LatchGuard hold(latch_);
+  return FindOpen(passed) != nullptr;
+}
+
+std::shared_ptr<Import> ContextPipes::Open(const Passed& passed, int fd) {
+  {
+    const base::Critical critical;
+    const base::LatchGuard hold(latch_);
+    auto one = FindOpen(passed);
+    if (one != nullptr && one->Use()) return one;
+  }
+  auto import = CudaImport::Make(this, passed, fd);
   if (import == nullptr) return nullptr;
   // A driver that has the handle open gives the same mapping once more. If
   // another lane has it open for memory that the peer has freed, these are that

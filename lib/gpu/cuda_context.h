@@ -45,7 +45,9 @@ class ContextPipes {
   Pipe* Take(int* error);
   void Return(Pipe* pipe);
   std::shared_ptr<HostPages> Pin(std::byte* at, std::size_t bytes);
-  std::shared_ptr<Import> Open(const Passed& passed);
+  // One import serves all lanes of the context.
+  std::shared_ptr<Import> Open(const Passed& passed, int fd);
+  bool IsOpen(const Passed& passed);
 
  private:
   ContextPipes(const Calls& calls, Context context, Device device, bool primary)
@@ -61,6 +63,9 @@ class ContextPipes {
   std::array<CudaPipe*, kKept> free_ RC_GUARDED_BY(latch_){};
   std::vector<std::weak_ptr<CudaPages>> pages_ RC_GUARDED_BY(latch_);
   std::vector<std::weak_ptr<CudaImport>> imports_ RC_GUARDED_BY(latch_);
+
+  std::shared_ptr<CudaImport> FindOpen(const Passed& passed)
+      RC_REQUIRES(latch_);
 };
 
 // Makes a context the thread's own for a few calls. No handler of the program

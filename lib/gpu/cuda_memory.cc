@@ -137,8 +137,14 @@ class CudaMemory final : public Memory {
   int Pass(const void* at, std::size_t length, Passed* passed) override {
     return PassMemory(of_.get(), AsPointer(at), length, passed);
   }
-  std::shared_ptr<Import> Open(const Passed& passed) override {
-    return of_->Open(passed);
+  int Descriptor(const void* at, base::UniqueFd* fd) override {
+    return MakeDescriptor(of_.get(), AsPointer(at), fd);
+  }
+  bool IsOpen(const Passed& passed) const override {
+    return of_->IsOpen(passed);
+  }
+  std::shared_ptr<Import> Open(const Passed& passed, int fd) override {
+    return of_->Open(passed, fd);
   }
 
   bool OrdersWrites() const override {

@@ -1,5 +1,10 @@
 #include "lib/gpu/memory.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -14,6 +19,17 @@ int Memory::Find(const void* at, std::size_t length,
                  std::shared_ptr<Memory>* found) {
   found->reset();
   return cuda::FindMemory(at, length, found);
+}
+
+// NVIDIA's driver gives a file of its control device.
+bool IsDriversFile(int fd) {
+  constexpr unsigned kMajor = 195;
+  constexpr unsigned kControl = 255;
+  struct statx found {};
+  return ::syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+                   STATX_TYPE, &found) == 0 &&
+         S_ISCHR(found.stx_mode) && found.stx_rdev_major == kMajor &&
+         found.stx_rdev_minor == kControl;
 }
 
 void Memory::ForkPrepare() { cuda::ForkPrepare(); }

@@ -38,21 +38,32 @@ class HostPages {
 // How one process names bytes of a device to another, in memory that both
 // share. A peer writes it, so each field is hostile until it is checked.
 struct Passed {
+  // kByHandle: the handle alone opens the allocation. kByDescriptor: a
+  // descriptor does (Memory::Descriptor), and the handle names the process.
+  static constexpr std::uint64_t kByHandle = 0;
+  static constexpr std::uint64_t kByDescriptor = 1;
+
   std::byte handle[64];  // what the driver calls the allocation
   std::uint64_t id;      // of the allocation; no number comes twice
   std::uint64_t offset;  // of the bytes in the allocation
   std::uint64_t length;
+  std::uint64_t size;  // of the allocation, if by descriptor
+  std::uint64_t way;
 };
 
+// Returns true if the file is of a kind that a driver gives for an allocation.
+// Asks nothing that could wait.
+bool IsDriversFile(int fd);
+
 // Another process's allocation, open in this process. The end of the context
-// that it was opened for closes it, too.
+// that it was opened for closes it, too. Each Memory::Open counts one user.
 //
 // Threads: any.
 class Import {
  public:
   virtual ~Import() = default;
-  // Closes it. No copy is under way there. The driver may wait, as in
-  // HostPages::End.
+  // Closes it, once all its users have called this. No copy of the caller's is
+  // under way there. The driver may wait, as in HostPages::End.
   virtual void End() = 0;
   // Returns the address of these bytes, or null: they are not within the
   // allocation, or it is closed.
@@ -146,9 +157,14 @@ class Memory {
   // Names to other processes as many of these bytes as lie in one allocation.
   // Returns 0 or an errno. EOPNOTSUPP: the driver does not pass this memory.
   virtual int Pass(const void* at, std::size_t length, Passed* passed) = 0;
-  // Opens what a peer has passed, for copies of this device. Null: the driver
-  // refuses.
-  virtual std::shared_ptr<Import> Open(const Passed& passed) = 0;
+  // Makes a descriptor of the allocation around `at`, which Pass has named
+  // kByDescriptor. Returns 0 or an errno.
+  virtual int Descriptor(const void* at, base::UniqueFd* fd) = 0;
+  // Returns true if Open would find it open.
+  virtual bool IsOpen(const Passed& passed) const = 0;
+  // Opens what a peer has passed, for copies of this device. `fd` is the peer's
+  // descriptor, or -1. The caller keeps it. Null: the driver refuses.
+  virtual std::shared_ptr<Import> Open(const Passed& passed, int fd) = 0;
   // Returns true if work that the program starts finds all that another device
   // wrote before a message that this host has seen.
   virtual bool OrdersWrites() const = 0;

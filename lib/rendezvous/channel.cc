@@ -93,14 +93,16 @@ bool Channel::Start() {
 }
 
 void Channel::Lend(std::shared_ptr<lane::shm::Link> link) {
-  static const RungMsg message = NewMessage<RungMsg>();
+  static const RungMsg rung = NewMessage<RungMsg>();
+  static const MemoryMsg memory = NewMessage<MemoryMsg>();
   borrower_ = std::move(link);
-  borrower_->SetSocket(fd_.get(), std::as_bytes(std::span(&message, 1)));
+  borrower_->SetSocket(fd_.get(), std::as_bytes(std::span(&rung, 1)),
+                       std::as_bytes(std::span(&memory, 1)));
 }
 
 void Channel::Close() {
   if (!fd_.ok()) return;
-  if (borrower_ != nullptr) borrower_->SetSocket(-1, {});
+  if (borrower_ != nullptr) borrower_->SetSocket(-1, {}, {});
   borrower_.reset();
   if (descriptor_.is_open()) descriptor_.release();
   stuck_.Stop();

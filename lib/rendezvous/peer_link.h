@@ -157,6 +157,7 @@ class PeerLink : public ChannelOwner,
   bool HandleReject(Packet& packet);
   bool HandleReady(Packet& packet);
   bool HandleClosed(Packet& packet);
+  bool HandleMemory(Packet& packet);
 
   Core* const core_;
   const Uuid uuid_;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "lib/base/foreign_fd.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/peer_link.h"
@@ -48,6 +49,8 @@ bool PeerLink::Handle(Packet& packet) {
       return HandleReady(packet);
     case Type::kClosed:
       return HandleClosed(packet);
+    case Type::kMemory:
+      return HandleMemory(packet);
     default:
       return false;
   }
@@ -251,4 +254,15 @@ bool PeerLink::HandleClosed(Packet& packet) {
   }
   return true;
 }
+
+bool PeerLink::HandleMemory(Packet& packet) {
+  MemoryMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 1 ||
+      !link_->PassesMemory() || base::ClosesPileUp()) {
+    return false;
+  }
+  link_->PutMemory(message.id, std::move(packet.fds[0]));
+  return true;
+}
+
 }  // namespace rcsock::rendezvous

@@ -47,6 +47,7 @@ enum class Type : std::uint8_t {
   kDirRemove,
   kStat,
   kRung,
+  kMemory,
 };
 
 using Uuid = std::array<std::uint8_t, 16>;
@@ -155,6 +156,15 @@ enum class Proof : std::uint32_t {
 struct [[gnu::packed]] RungMsg {
   static constexpr Type kType = Type::kRung;
   Header header;
+};
+
+// Names an allocation of a GPU that the sender is about to offer. Descriptor:
+// the allocation's. Sent by any thread, and only to a peer that looks for
+// offers (ControlLine::takes).
+struct [[gnu::packed]] MemoryMsg {
+  static constexpr Type kType = Type::kMemory;
+  Header header;
+  std::uint64_t id;  // the last field: LinkState::SendMemory sets it
 };
 
 // REJECT answers OPEN.  CLOSED says that the sender has let go of the stream.

@@ -1,5 +1,9 @@
 // What only the driver of this directory does on demand.
 
+#include <poll.h>
+
+#include <algorithm>
+
 #include "tests/gpu/streams.h"
 
 namespace gpu_test {
@@ -56,6 +60,31 @@ TEST_P(DriverFaultsTest, CopiesArePinnedAndSeveralAtOnce) {
   EXPECT_EQ(Gpu::Get().Counts().registered, 0u);
 }
 
+TEST_P(DriverFaultsTest, ReceivesCopySeveralAtOnce) {
+  const Buffer to(kLarge);
+  const auto bytes = Pattern(kLarge, 8);
+  // What arrives at once may be less than a slot.
+  std::size_t most = 0;
+  const time_t end = time(nullptr) + 30;
+  Delay(5000);
+  do {
+    (void)Gpu::Get().Counts();
+    std::thread send([&] {
+      EXPECT_EQ(rcs_send(one_, bytes.data(), kLarge, 0),
+                static_cast<ssize_t>(kLarge));
+    });
+    EXPECT_EQ(rcs_recv_registered(other_, to.at(), kLarge, MSG_WAITALL),
+              static_cast<ssize_t>(kLarge));
+    send.join();
+    ASSERT_TRUE(Gpu::Get().Take(to.at(), kLarge) == bytes);
+    const auto counts = Gpu::Get().Counts();
+    EXPECT_EQ(counts.pageable, 0u);
+    most = counts.most_at_once;
+  } while (most < 2 && time(nullptr) < end);
+  Delay(0);
+  EXPECT_GE(most, 2u);
+}
+
 TEST_P(DriverFaultsTest, FailedCopyOfASend) {
   const Buffer from(kLarge);
   const auto bytes = Pattern(kLarge, 6);
@@ -93,6 +122,91 @@ TEST_P(DriverFaultsTest, FailedCopyOfAReceiveLosesNothing) {
             static_cast<ssize_t>(bytes.size()));
   send.join();
   EXPECT_EQ(Gpu::Get().Take(to.at(), bytes.size()), bytes);
+}
+
+// Whichever copy fails, and however many bytes are on their way behind it: they
+// are still there, in order, for any call.
+TEST_P(DriverFaultsTest, WhatIsNotCopiedGoesBack) {
+  const Buffer to(kLarge);
+  const auto bytes = Pattern(kLarge, 9);
+  for (int copies = 0; copies < 8; ++copies) {
+    std::thread send([&] {
+      EXPECT_EQ(rcs_send(one_, bytes.data(), kLarge, 0),
+                static_cast<ssize_t>(kLarge));
+    });
+    Delay(5000);
+    FailCopy(copies, 719);
+    ssize_t n = rcs_recv_registered(other_, to.at(), kLarge, MSG_WAITALL);
+    if (n < 0) {
+      EXPECT_EQ(errno, EIO);
+      EXPECT_EQ(copies, 0);
+      n = 0;
+    }
+    FailCopy(-1, 0);
+    Delay(0);
+    if (n == static_cast<ssize_t>(kLarge)) {
+      // So many copies there were not. On a lane the call tries once more.
+      if (GetParam() == Path::kTcp) {
+        EXPECT_GT(copies, 1);
+      }
+      send.join();
+      continue;
+    }
+    const auto done = static_cast<std::size_t>(n);
+    pollfd ready{other_, POLLIN, 0};
+    EXPECT_EQ(rcs_poll(&ready, 1, 10'000), 1);
+    // In parts, by each kind of call.
+    std::vector<char> got = Gpu::Get().Take(to.at(), done);
+    const auto take = [&](std::size_t size) {
+      const auto part = Receive(size);
+      got.insert(got.end(), part.begin(), part.end());
+    };
+    take(100'000);
+    ASSERT_EQ(rcs_recv_registered(other_, to.at(), 200'000, MSG_WAITALL),
+              200'000);
+    const auto device = Gpu::Get().Take(to.at(), 200'000);
+    got.insert(got.end(), device.begin(), device.end());
+    take(kLarge - done - 300'000);
+    send.join();
+    ASSERT_TRUE(got == bytes) << copies;
+    PingPong();
+  }
+}
+
+// The counts of both ends agree: the stream takes a lane again.
+TEST_P(DriverFaultsTest, WhatHasGoneBackIsCountedOnce) {
+  if (GetParam() != Path::kLane) GTEST_SKIP();
+  const Buffer to(kLarge);
+  const auto bytes = Pattern(kLarge, 11);
+  for (int turn = 0; turn < 4; ++turn) {
+    ASSERT_EQ(rcs_demote(one_, 20'000), 0);
+    std::thread send([&] {
+      EXPECT_EQ(rcs_send(one_, bytes.data(), kLarge, 0),
+                static_cast<ssize_t>(kLarge));
+    });
+    FailCopy(turn, 719);
+    const ssize_t n = rcs_recv_registered(other_, to.at(), kLarge, MSG_WAITALL);
+    FailCopy(-1, 0);
+    const auto done = static_cast<std::size_t>(std::max<ssize_t>(n, 0));
+    auto got = Gpu::Get().Take(to.at(), done);
+    const auto rest = Receive(kLarge - done);
+    got.insert(got.end(), rest.begin(), rest.end());
+    send.join();
+    ASSERT_TRUE(got == bytes) << turn;
+    ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
+  }
+}
+
+TEST_P(DriverFaultsTest, CopyOfAReceiveThatDoesNotEnd) {
+  if (GetParam() != Path::kTcp) GTEST_SKIP();
+  const Buffer to(kLarge);
+  const auto bytes = Pattern(100'000, 10);
+  ASSERT_EQ(rcs_send(one_, bytes.data(), bytes.size(), 0), 100'000);
+  Delay(11'000'000);
+  EXPECT_EQ(rcs_recv_registered(other_, to.at(), 100'000, MSG_WAITALL), -1);
+  EXPECT_EQ(errno, ETIMEDOUT);
+  Delay(0);
+  EXPECT_EQ(Receive(100'000), bytes);
 }
 
 TEST_P(DriverFaultsTest, ResetAndEndOfTheDriver) {

@@ -45,10 +45,21 @@ struct Allocation {
   unsigned long long id = 0;
   bool managed = false;
   bool imported = false;
+  bool mapped = false;
+  bool accessible = true;  // mapped memory is so after cuMemSetAccess
 };
 
+// What cuMemCreate makes.
+struct Physical {
+  ~Physical() { ::close(file); }
+  int file;
+  std::size_t size;
+  bool exported;  // may be
+};
+constexpr std::size_t kGranularity = 2 * 1024 * 1024;
+
 // What cuIpcGetMemHandle gives: where another process finds the file.
-struct Handle {
+struct IpcName {
   std::uint64_t magic;
   std::int32_t pid;
   std::int32_t file;
@@ -56,7 +67,7 @@ struct Handle {
   std::uint64_t size;
 };
 constexpr std::uint64_t kMagic = 0x6563697665643031;
-static_assert(sizeof(Handle) <= sizeof(IpcHandle));
+static_assert(sizeof(IpcName) <= sizeof(IpcHandle));
 
 struct Copy {
   std::shared_ptr<Allocation> memory[2];  // keep the device's views
@@ -82,7 +93,11 @@ struct Driver {
   unsigned long long next_id = 1;
   std::uintptr_t next_handle = 16;
   std::map<Pointer, std::shared_ptr<Allocation>> memory;
+  std::map<Handle, std::pair<std::shared_ptr<Physical>, int>> physical;
+  std::map<Pointer, std::size_t> reserved;
+  std::map<Pointer, std::shared_ptr<Physical>> mapped;
   std::set<Context> contexts;
+  std::set<Context> ending;  // or ended
   Context primary = nullptr;
   int retained = 0;
   std::set<Stream> streams;
@@ -161,7 +176,7 @@ std::shared_ptr<Allocation> Containing(Pointer at, std::size_t bytes) {
   if (found == d.memory.begin()) return nullptr;
   --found;
   const auto& one = found->second;
-  return at - found->first <= one->size &&
+  return one->accessible && at - found->first <= one->size &&
                  bytes <= one->size - (at - found->first)
              ? one
              : nullptr;
@@ -177,6 +192,8 @@ template <class T>
 T NewHandle() {
   return reinterpret_cast<T>(D().next_handle += 16);
 }
+
+Handle NewAllocation() { return D().next_handle += 16; }
 
 // Makes both views of the allocation's file.
 Result Map(const std::shared_ptr<Allocation>& one, std::size_t size,
@@ -222,9 +239,10 @@ std::size_t Registered(const void* at, std::size_t bytes) {
   return begin + bytes <= found->first + found->second ? found->second : 0;
 }
 
-// A scripted failure of the next copy, or kSuccess.
+// A failure of the next copy, scripted or of its context, or kSuccess.
 Result FailsNow() {
   Driver& d = D();
+  if (d.ending.count(tls_contexts.back()) != 0) return kContextIsDestroyed;
   if (d.fail_after == 0) {
     d.fail_after = -1;
     return d.fail_result;
@@ -319,8 +337,11 @@ Result cuCtxCreate_v2(Context* context, unsigned, Device) {
 }
 Result cuCtxDestroy_v2(Context context) {
   BEGIN(false);
-  if (d.contexts.erase(context) == 0) return kInvalidContext;
-  Drain(&call.lock());
+  if (d.contexts.count(context) == 0) return kInvalidContext;
+  // While any copy runs, the context is there. No more begin.
+  d.ending.insert(context);
+  while (d.ended < d.begun) Drain(&call.lock());
+  d.contexts.erase(context);
   std::erase_if(d.memory, [&](const auto& one) {
     return one.second->context == context;
   });
@@ -423,12 +444,12 @@ Result cuIpcGetMemHandle(IpcHandle* handle, Pointer at) {
   BEGIN(true);
   const auto found = d.memory.find(at);
   if (found == d.memory.end() || found->second->managed ||
-      found->second->imported) {
+      found->second->imported || found->second->mapped) {
     return kInvalidValue;
   }
   struct stat file {};
   ::fstat(found->second->file, &file);
-  const Handle made{kMagic, ::getpid(), found->second->file, file.st_ino,
+  const IpcName made{kMagic, ::getpid(), found->second->file, file.st_ino,
                     found->second->size};
   *handle = {};
   std::memcpy(handle, &made, sizeof made);
@@ -437,7 +458,7 @@ Result cuIpcGetMemHandle(IpcHandle* handle, Pointer at) {
 // The handle may be anything.  No process opens its own memory.
 Result cuIpcOpenMemHandle_v2(Pointer* at, IpcHandle handle, unsigned) {
   BEGIN(true);
-  Handle told;
+  IpcName told;
   std::memcpy(&told, &handle, sizeof told);
   if (told.magic != kMagic) return kInvalidHandle;
   if (told.pid == ::getpid()) return kInvalidContext;
@@ -465,6 +486,152 @@ Result cuIpcCloseMemHandle(Pointer at) {
   if (found == d.memory.end() || !found->second->imported) return kInvalidValue;
   d.memory.erase(found);
   --d.counts.opened;
+  return kSuccess;
+}
+
+// Memory that the program maps.
+Result cuMemCreate(Handle* handle, std::size_t bytes, const void* properties,
+                   unsigned long long) {
+  BEGIN(false);
+  if (bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
+  const int file = ::memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (file < 0 || ::ftruncate(file, static_cast<off_t>(bytes)) != 0) {
+    return kOutOfMemory;
+  }
+  // CUmemAllocationProp: the type, then what it may be exported as.
+  const int types = static_cast<const int*>(properties)[1];
+  *handle = NewAllocation();
+  d.physical[*handle] = {
+      std::make_shared<Physical>(file, bytes, (types & kFileDescriptor) != 0),
+      1};
+  return kSuccess;
+}
+Result cuMemRelease(Handle handle) {
+  BEGIN(false);
+  const auto found = d.physical.find(handle);
+  if (found == d.physical.end()) return kInvalidValue;
+  if (--found->second.second == 0) d.physical.erase(found);
+  return kSuccess;
+}
+Result cuMemRetainAllocationHandle(Handle* handle, void* at) {
+  BEGIN(false);
+  const auto memory = Containing(reinterpret_cast<Pointer>(at), 1);
+  if (memory == nullptr || !memory->mapped) return kInvalidValue;
+  *handle = NewAllocation();
+  d.physical[*handle] = {d.mapped[reinterpret_cast<Pointer>(memory->seen)], 1};
+  return kSuccess;
+}
+Result cuMemExportToShareableHandle(void* fd, Handle handle, int type,
+                                    unsigned long long) {
+  BEGIN(false);
+  const auto found = d.physical.find(handle);
+  if (found == d.physical.end() || type != kFileDescriptor ||
+      !found->second.first->exported) {
+    return kInvalidValue;
+  }
+  *static_cast<int*>(fd) =
+      ::fcntl(found->second.first->file, F_DUPFD_CLOEXEC, 0);
+  ++d.counts.descriptors;
+  return kSuccess;
+}
+// The descriptor may be anything.
+Result cuMemImportFromShareableHandle(Handle* handle, void* os_handle,
+                                      int type) {
+  BEGIN(false);
+  const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
+  char path[64], target[64] = {};
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  struct stat file {};
+  if (type != kFileDescriptor ||
+      ::readlink(path, target, sizeof target - 1) < 0 ||
+      std::string(target).rfind("/memfd:fake-gpu", 0) != 0 ||
+      ::fstat(fd, &file) != 0) {
+    return kInvalidValue;
+  }
+  *handle = NewAllocation();
+  d.physical[*handle] = {
+      std::make_shared<Physical>(::fcntl(fd, F_DUPFD_CLOEXEC, 0),
+                                 static_cast<std::size_t>(file.st_size), true),
+      1};
+  return kSuccess;
+}
+Result cuMemAddressReserve(Pointer* at, std::size_t bytes, std::size_t, Pointer,
+                           unsigned long long) {
+  BEGIN(false);
+  if (bytes == 0 || bytes % kGranularity != 0) return kInvalidValue;
+  void* const made = ::mmap(nullptr, bytes, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) return kOutOfMemory;
+  *at = reinterpret_cast<Pointer>(made);
+  d.reserved[*at] = bytes;
+  return kSuccess;
+}
+Result cuMemAddressFree(Pointer at, std::size_t bytes) {
+  BEGIN(false);
+  const auto found = d.reserved.find(at);
+  if (found == d.reserved.end() || found->second != bytes ||
+      d.mapped.count(at) != 0) {
+    return kInvalidValue;
+  }
+  ::munmap(reinterpret_cast<void*>(at), bytes);
+  d.reserved.erase(found);
+  return kSuccess;
+}
+Result cuMemMap(Pointer at, std::size_t bytes, std::size_t offset,
+                Handle handle, unsigned long long) {
+  BEGIN(false);
+  const auto range = d.reserved.find(at);
+  const auto found = d.physical.find(handle);
+  if (range == d.reserved.end() || range->second < bytes ||
+      found == d.physical.end() || offset != 0 || bytes % kGranularity != 0 ||
+      found->second.first->size < bytes || d.mapped.count(at) != 0) {
+    return kInvalidValue;
+  }
+  auto one = std::make_shared<Allocation>();
+  one->file = ::fcntl(found->second.first->file, F_DUPFD_CLOEXEC, 0);
+  one->size = bytes;
+  // The reservation keeps the addresses.
+  void* const seen = ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE,
+                            MAP_SHARED | MAP_FIXED, one->file, 0);
+  void* const device =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, one->file, 0);
+  if (seen == MAP_FAILED || device == MAP_FAILED) return kOutOfMemory;
+  one->seen = static_cast<std::uint8_t*>(seen);
+  one->device = static_cast<std::uint8_t*>(device);
+  one->id = d.next_id++;
+  one->mapped = true;
+  one->accessible = false;
+  d.memory[at] = std::move(one);
+  d.mapped[at] = found->second.first;
+  return kSuccess;
+}
+Result cuMemUnmap(Pointer at, std::size_t bytes) {
+  BEGIN(false);
+  Drain(&call.lock());
+  const auto found = d.memory.find(at);
+  if (found == d.memory.end() || !found->second->mapped ||
+      found->second->size != bytes) {
+    return kInvalidValue;
+  }
+  // The addresses stay reserved.
+  ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  found->second->seen = nullptr;
+  d.memory.erase(found);
+  d.mapped.erase(at);
+  return kSuccess;
+}
+Result cuMemSetAccess(Pointer at, std::size_t bytes, const Access* access,
+                      std::size_t count) {
+  BEGIN(false);
+  const auto found = d.memory.find(at);
+  if (found == d.memory.end() || !found->second->mapped ||
+      found->second->size != bytes || count != 1 ||
+      access->location_type != kLocationOfDevice || access->device != 0 ||
+      access->rights != kReadAndWrite) {
+    return kInvalidValue;
+  }
+  found->second->accessible = true;
   return kSuccess;
 }
 
@@ -623,6 +790,9 @@ void fake_cuda_counts(fake_cuda::Counts* counts) {
   *counts = D().counts;
   counts->registered = D().host.size();
   counts->streams = D().streams.size();
+  counts->mapped = D().mapped.size();
+  counts->handles = D().physical.size();
+  D().counts.most_at_once = 0;
 }
 
 }  // extern "C"

@@ -9,14 +9,18 @@ namespace fake_cuda {
 struct Counts {
   std::uint64_t copies;    // asynchronous ones that have ended
   std::uint64_t pageable;  // of these, with host memory that is not registered
-  std::uint64_t most_at_once;  // copies that were begun and had not ended
-  std::uint64_t exports;       // dma-bufs made
-  std::uint64_t registered;    // ranges of host memory, now
-  std::uint64_t streams;       // that live, now
-  std::uint64_t small;    // bytes copied with a host range of at most 1 MiB
-  std::uint64_t twice;    // ranges that were to be registered twice
-  std::uint64_t between;  // bytes copied from device to device
-  std::uint64_t opened;   // allocations of other processes, now
+  // Copies that were begun and had not ended, since the last fake_cuda_counts.
+  std::uint64_t most_at_once;
+  std::uint64_t exports;      // dma-bufs made
+  std::uint64_t registered;   // ranges of host memory, now
+  std::uint64_t streams;      // that live, now
+  std::uint64_t small;        // bytes copied with a host range of at most 1 MiB
+  std::uint64_t twice;        // ranges that were to be registered twice
+  std::uint64_t between;      // bytes copied from device to device
+  std::uint64_t opened;       // allocations of other processes, now
+  std::uint64_t descriptors;  // of allocations, made
+  std::uint64_t mapped;       // allocations, now
+  std::uint64_t handles;      // of allocations, now
 };
 
 }  // namespace fake_cuda

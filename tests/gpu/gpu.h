@@ -38,6 +38,41 @@ class Gpu {
                                   "cuMemAllocManaged")(&at, bytes, 1));
     return reinterpret_cast<char*>(at);
   }
+  // Memory that the program maps itself. It may be exported as a descriptor if
+  // `shared`. The length is rounded up to kGranularity.
+  static constexpr std::size_t kGranularity = 2 * 1024 * 1024;
+  char* AllocMapped(std::size_t bytes, bool shared) {
+    const std::size_t size = Whole(bytes);
+    // CUmemAllocationProp: pinned memory of that device.
+    struct {
+      int type, handles, location, device;
+      void* none;
+      char flags[8];
+    } const properties{1, shared ? 1 : 0, 1, device_, nullptr, {}};
+    const int access[] = {1, device_, 3};
+    unsigned long long handle = 0;
+    Pointer at = 0;
+    Must("cuMemCreate", Call<int(unsigned long long*, std::size_t, const void*,
+                                 unsigned long long)>("cuMemCreate")(
+                            &handle, size, &properties, 0));
+    Must("cuMemAddressReserve", Call<int(Pointer*, std::size_t, std::size_t,
+                                         Pointer, unsigned long long)>(
+                                    "cuMemAddressReserve")(&at, size, 0, 0, 0));
+    Must("cuMemMap",
+         Call<int(Pointer, std::size_t, std::size_t, unsigned long long,
+                  unsigned long long)>("cuMemMap")(at, size, 0, handle, 0));
+    Must("cuMemRelease", Call<int(unsigned long long)>("cuMemRelease")(handle));
+    Must("cuMemSetAccess",
+         Call<int(Pointer, std::size_t, const void*, std::size_t)>(
+             "cuMemSetAccess")(at, size, access, 1));
+    return reinterpret_cast<char*>(at);
+  }
+  void FreeMapped(char* at, std::size_t bytes) {
+    Must("cuMemUnmap",
+         Call<int(Pointer, std::size_t)>("cuMemUnmap")(Of(at), Whole(bytes)));
+    Must("cuMemAddressFree", Call<int(Pointer, std::size_t)>(
+                                 "cuMemAddressFree")(Of(at), Whole(bytes)));
+  }
   void Free(char* at) {
     Must("cuMemFree", Call<int(Pointer)>("cuMemFree_v2")(Of(at)));
   }
@@ -95,6 +130,9 @@ class Gpu {
         "cuDevicePrimaryCtxRetain",
         Call<int(void**, int)>("cuDevicePrimaryCtxRetain")(&primary_, device_));
     Bind();
+  }
+  static std::size_t Whole(std::size_t bytes) {
+    return (bytes + kGranularity - 1) / kGranularity * kGranularity;
   }
   static Pointer Of(const char* at) { return reinterpret_cast<Pointer>(at); }
   static void Must(const char* call, int result) {

@@ -1,6 +1,9 @@
 // A GPU's memory itself goes to the peer: within a process, and to another.
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -88,6 +91,36 @@ TEST_P(PassTest, InOrderAndInParts) {
            time(nullptr) < end);
   if (Gpu::Get().real()) return;
   EXPECT_GE(Between() - before, 2 * kSize);
+}
+
+// The peer gets a descriptor.
+TEST_P(PassTest, MemoryThatTheProgramMaps) {
+  {
+    const Buffer from(kSize, Buffer::Kind::kMapped), to(kSize);
+    const std::uint64_t before = Between();
+    const time_t end = time(nullptr) + 60;
+    unsigned turn = 0;
+    do {
+      ++turn;
+      Transfer(from, to, kSize, turn % 2 == 0 ? kSize : 700'001, turn);
+      if (HasFatalFailure()) return;
+    } while (!Gpu::Get().real() && Between() - before < 3 * kSize &&
+             time(nullptr) < end);
+    if (Gpu::Get().real()) return;
+    EXPECT_GE(Between() - before, 3 * kSize);
+    EXPECT_GE(Gpu::Get().Counts().descriptors, 1u);
+  }
+  EXPECT_EQ(Gpu::Get().Counts().mapped, 0u);
+  EXPECT_EQ(Gpu::Get().Counts().handles, 0u);
+}
+
+TEST_P(PassTest, MemoryThatCannotBeExported) {
+  const Buffer from(kSize, Buffer::Kind::kUnshared), to(kSize);
+  const std::uint64_t before = Between();
+  for (unsigned turn = 0; turn < 3; ++turn) {
+    Transfer(from, to, kSize, kSize, turn);
+  }
+  EXPECT_EQ(Between(), before);
 }
 
 // The bytes go by the ring at once.
@@ -211,7 +244,7 @@ TEST_P(PassTest, WrongHandlesAndOffsets) {
   ASSERT_EQ(memory->Pass(from.at() + 100, kSize, &what), 0);
   EXPECT_EQ(what.offset, 100u);
   EXPECT_GE(what.length, kSize - 100);
-  const auto import = memory->Open(what);
+  const auto import = memory->Open(what, -1);
   ASSERT_NE(import, nullptr);
   EXPECT_EQ(import->At(what.offset, what.length), from.at() + 100);
   const std::uint64_t all = what.offset + what.length;
@@ -222,17 +255,113 @@ TEST_P(PassTest, WrongHandlesAndOffsets) {
   // A number that this process has not given away names no memory of its own.
   auto other = what;
   ++other.id;
-  EXPECT_EQ(memory->Open(other), nullptr);
+  EXPECT_EQ(memory->Open(other, -1), nullptr);
   if (!Gpu::Get().real()) {
     for (unsigned i = 0; i < 64; i += 3) {
       other = what;
       other.id = 77;
       other.handle[i] ^= std::byte{0xff};
-      EXPECT_EQ(memory->Open(other), nullptr) << i;
+      EXPECT_EQ(memory->Open(other, -1), nullptr) << i;
     }
   }
   import->End();
   EXPECT_EQ(import->At(0, 1), nullptr);
+}
+
+// What a peer may send, and say of it.
+TEST_P(PassTest, WrongDescriptors) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  constexpr std::size_t kAll = 2 * Gpu::kGranularity;
+  const Buffer from(kAll, Buffer::Kind::kMapped);
+  std::shared_ptr<rcsock::gpu::Memory> memory;
+  ASSERT_EQ(rcsock::gpu::Memory::Find(from.at(), kAll, &memory), 0);
+  rcsock::gpu::Passed what{};
+  ASSERT_EQ(memory->Pass(from.at() + 100, kAll, &what), 0);
+  EXPECT_EQ(what.way, rcsock::gpu::Passed::kByDescriptor);
+  EXPECT_EQ(what.size, kAll);
+  EXPECT_EQ(what.offset, 100u);
+  EXPECT_EQ(what.length, kAll - 100);
+  rcsock::base::UniqueFd fd;
+  ASSERT_EQ(memory->Descriptor(from.at() + 100, &fd), 0);
+  // Another process's, as far as this one knows.
+  what.handle[0] ^= std::byte{1};
+  const auto mapped = Gpu::Get().Counts().mapped;
+  const auto opens = [&](std::uint64_t size, int number) {
+    auto other = what;
+    other.size = size;
+    const auto import = memory->Open(other, number);
+    if (import == nullptr) return false;
+    import->End();
+    return true;
+  };
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const int null = ::open("/dev/null", O_RDWR);
+  const int foreign = ::memfd_create("other", 0);
+  ASSERT_EQ(::ftruncate(foreign, kAll), 0);
+  for (const int number : {-1, 1 << 20, ends[0], null, foreign}) {
+    EXPECT_FALSE(opens(kAll, number)) << number;
+  }
+  for (const std::uint64_t size :
+       {std::uint64_t{0}, std::uint64_t{1}, kAll - 1, kAll + 1,
+        kAll + Gpu::kGranularity, std::uint64_t{1} << 40,
+        std::uint64_t{1} << 47, ~std::uint64_t{0}}) {
+    EXPECT_FALSE(opens(size, fd.get())) << size;
+  }
+  for (const int number : {ends[0], ends[1], null, foreign}) ::close(number);
+  EXPECT_EQ(Gpu::Get().Counts().mapped, mapped);
+  EXPECT_EQ(Gpu::Get().Counts().handles, 0u);
+  // Less than the allocation has: the rest is out of reach.
+  auto half = what;
+  half.size = kAll / 2;
+  const auto import = memory->Open(half, fd.get());
+  ASSERT_NE(import, nullptr);
+  EXPECT_NE(import->At(0, kAll / 2), nullptr);
+  EXPECT_EQ(import->At(0, kAll / 2 + 1), nullptr);
+  EXPECT_EQ(import->At(kAll / 2, 1), nullptr);
+  EXPECT_EQ(import->At(~std::uint64_t{0}, 2), nullptr);
+  import->End();
+  for (const char* call :
+       {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap",
+        "cuMemSetAccess", "cuCtxPushCurrent_v2"}) {
+    FailCall(call, 0, 999);
+    EXPECT_FALSE(opens(kAll, fd.get())) << call;
+    FailCall(nullptr, 0, 0);
+  }
+  EXPECT_EQ(Gpu::Get().Counts().mapped, mapped);
+  EXPECT_EQ(Gpu::Get().Counts().handles, 0u);
+}
+
+// All lanes of a context share what is open.
+TEST_P(PassTest, OneImportForAllUsers) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  auto from = std::make_unique<Buffer>(kSize, Buffer::Kind::kMapped);
+  std::shared_ptr<rcsock::gpu::Memory> memory;
+  ASSERT_EQ(rcsock::gpu::Memory::Find(from->at(), kSize, &memory), 0);
+  rcsock::gpu::Passed what{};
+  ASSERT_EQ(memory->Pass(from->at(), kSize, &what), 0);
+  rcsock::base::UniqueFd fd;
+  ASSERT_EQ(memory->Descriptor(from->at(), &fd), 0);
+  what.handle[0] ^= std::byte{1};
+  const auto mapped = Gpu::Get().Counts().mapped;
+  const auto one = memory->Open(what, fd.get());
+  const auto other = memory->Open(what, -1);
+  ASSERT_NE(one, nullptr);
+  EXPECT_EQ(one, other);
+  EXPECT_EQ(Gpu::Get().Counts().mapped, mapped + 1);
+  one->End();
+  EXPECT_NE(other->At(0, 1), nullptr);
+  other->End();
+  EXPECT_EQ(other->At(0, 1), nullptr);
+  EXPECT_EQ(Gpu::Get().Counts().mapped, mapped);
+  // The end of the context's last buffer closes it for all.
+  const auto last = memory->Open(what, fd.get());
+  ASSERT_NE(last, nullptr);
+  EXPECT_EQ(memory->Open(what, fd.get()), last);
+  memory.reset();
+  from.reset();
+  EXPECT_EQ(last->At(0, 1), nullptr);
+  EXPECT_EQ(Gpu::Get().Counts().mapped, mapped - 1);
 }
 
 // --- To another process
@@ -291,6 +420,27 @@ TEST_F(PassToPeerTest, PeerReceives) {
   Accept();
   SendAll(from);
   EXPECT_EQ(peer.Wait(), 0);
+}
+
+TEST_F(PassToPeerTest, PeerReceivesWhatTheProgramMaps) {
+  Peer peer("receive", port_);
+  const Buffer from(kSize, Buffer::Kind::kMapped);
+  Accept();
+  SendAll(from);
+  EXPECT_EQ(peer.Wait(), 0);
+}
+
+TEST_F(PassToPeerTest, PeerThatCannotMap) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  for (const char* what : {"receive_no_import", "receive_no_map"}) {
+    Peer peer(what, port_);
+    const Buffer from(kSize, Buffer::Kind::kMapped);
+    Accept();
+    SendAll(from);
+    EXPECT_EQ(peer.Wait(), 0) << what;
+    EXPECT_EQ(rcs_close(fd_), 0);
+    fd_ = -1;
+  }
 }
 
 TEST_F(PassToPeerTest, PeerThatDoesNotPass) {
@@ -406,6 +556,10 @@ struct Other {
 int OtherMain(const std::string& what, std::uint16_t port) {
   Gpu::Get();
   if (what == "receive_slowly") Delay(3000);
+  if (what == "receive_no_import") {
+    FailCall("cuMemImportFromShareableHandle", 0, 801);
+  }
+  if (what == "receive_no_map") FailCall("cuMemMap", 0, 2);
   if (what == "receive_no_open") FailCall("cuIpcOpenMemHandle_v2", 0, 201);
   Other other;
   if (!other.Connect(port)) return 1;
@@ -413,7 +567,9 @@ int OtherMain(const std::string& what, std::uint16_t port) {
   const int result =
       other.Receives(what == "receive" || what == "receive_slowly");
   // All that was opened is closed with the last buffer.
-  if (result == 0 && !Gpu::Get().real() && Gpu::Get().Counts().opened != 0) {
+  const auto counts =
+      Gpu::Get().real() ? fake_cuda::Counts{} : Gpu::Get().Counts();
+  if (result == 0 && counts.opened + counts.mapped + counts.handles != 0) {
     return 8;
   }
   rcs_close(other.fd);

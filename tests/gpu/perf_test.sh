@@ -25,6 +25,7 @@ for way in "" --reverse --bidir; do
   if ! "$tool" perf -c 127.0.0.1 -p "$port" -t 0.3 -l 1M --memory gpu:0 $way \
     --compare --rounds 1 --transport tcp,shm >out.txt 2>&1 ||
     ! grep -q '^stream .*, memory of GPU 0$' out.txt ||
+    ! grep -qE '^  GPU bytes: (passed .*)?rings [0-9.]+%' out.txt ||
     ! grep -qE '^shm .* 9[0-9]\.[0-9]%|^shm .* 100\.0%' out.txt; then
     echo "FAILED: $way"
     cat out.txt

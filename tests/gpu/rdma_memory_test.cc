@@ -68,6 +68,41 @@ TEST_P(RdmaMemoryTest, LeavesTheLaneWithUntakenBytes) {
   AwaitDone(&sent);
 }
 
+// What the peer has not taken is gone with the memory: the stream ends, and no
+// wrong byte comes.
+TEST_P(RdmaMemoryTest, FreedWithUntakenBytes) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  Buffer from(kSize);
+  const auto bytes = Pattern(kSize, 15);
+  Gpu::Get().Put(from.at(), bytes);
+  rcs_sent sent{};
+  const ssize_t n =
+      rcs_send_registered(one_, from.at(), kSize, MSG_DONTWAIT, &sent);
+  ASSERT_GT(n, 0);
+  Gpu::Get().Free(from.at());
+  std::thread leave([&] { rcs_demote(one_, 20'000); });
+  std::vector<char> got(static_cast<std::size_t>(n));
+  std::size_t done = 0;
+  ssize_t part = 0;
+  while (done < got.size() && (part = rcs_recv(other_, got.data() + done,
+                                               got.size() - done, 0)) > 0) {
+    done += static_cast<std::size_t>(part);
+  }
+  EXPECT_LE(part, 0) << done << " of " << n;
+  if (part < 0) {
+    EXPECT_EQ(errno, ECONNRESET);
+  }
+  EXPECT_TRUE(std::equal(got.begin(),
+                         got.begin() + static_cast<std::ptrdiff_t>(done),
+                         bytes.begin()));
+  leave.join();
+  const time_t end = time(nullptr) + 20;
+  while (rcs_unregister_buffer(from.at(), kSize) != 0 && errno == EBUSY &&
+         time(nullptr) < end) {
+  }
+  from.Forget();
+}
+
 TEST_P(RdmaMemoryTest, PlacedFromGpuToGpu) {
   const Buffer from(kSize);
   char* const to = Gpu::Get().Alloc(kSize);

@@ -31,8 +31,14 @@ inline std::vector<char> Pattern(std::size_t bytes, unsigned seed) {
 // Memory of the GPU that is registered while this lives.
 class Buffer {
  public:
-  explicit Buffer(std::size_t bytes)
-      : at_(Gpu::Get().Alloc(bytes)), bytes_(bytes) {
+  // kMapped: by cuMemMap. kUnshared: likewise, but it cannot be exported.
+  enum class Kind { kAllocated, kMapped, kUnshared };
+  explicit Buffer(std::size_t bytes, Kind kind = Kind::kAllocated)
+      : kind_(kind),
+        at_(kind == Kind::kAllocated
+                ? Gpu::Get().Alloc(bytes)
+                : Gpu::Get().AllocMapped(bytes, kind == Kind::kMapped)),
+        bytes_(bytes) {
     EXPECT_EQ(rcs_register_buffer(at_, bytes_), 0) << std::strerror(errno);
   }
   ~Buffer() {
@@ -44,7 +50,11 @@ class Buffer {
            errno == EBUSY && time(nullptr) < end) {
     }
     EXPECT_EQ(result, 0) << std::strerror(errno);
-    Gpu::Get().Free(at_);
+    if (kind_ == Kind::kAllocated) {
+      Gpu::Get().Free(at_);
+    } else {
+      Gpu::Get().FreeMapped(at_, bytes_);
+    }
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -52,6 +62,7 @@ class Buffer {
   void Forget() { at_ = nullptr; }
 
  private:
+  const Kind kind_;
   char* at_;
   const std::size_t bytes_;
 };

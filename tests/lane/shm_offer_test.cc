@@ -1,7 +1,10 @@
 // Offers of a device's memory: one word decides how much of an offer was taken,
 // whatever the peer writes there.
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <random>
@@ -38,7 +41,9 @@ class FakeMemory final : public gpu::Memory {
     return EOPNOTSUPP;
   }
   int Pass(const void*, std::size_t, gpu::Passed*) override { return 0; }
-  std::shared_ptr<gpu::Import> Open(const gpu::Passed&) override {
+  int Descriptor(const void*, base::UniqueFd*) override { return EOPNOTSUPP; }
+  bool IsOpen(const gpu::Passed&) const override { return false; }
+  std::shared_ptr<gpu::Import> Open(const gpu::Passed&, int) override {
     ++opens;
     return opens_none ? nullptr : std::make_shared<Opened>();
   }
@@ -188,7 +193,7 @@ TEST_F(ShmOffer, OnlyIfBothEndsPass) {
 TEST_F(ShmOffer, NoMoreOffersOnceTheDriverHasRefused) {
   Offer(5000);
   memory_.opens_none = true;
-  EXPECT_EQ(receiver().imports()->Find(&memory_, Bytes(1)), nullptr);
+  EXPECT_EQ(receiver().imports()->Find(&memory_, Bytes(1), -1), nullptr);
   receiver().TakeNoOffers();
   EXPECT_FALSE(receiver().TakeOffers(memory_));
 }
@@ -199,17 +204,73 @@ TEST_F(ShmOffer, KeepsTheLastFewOpen) {
   for (int turn = 0; turn < 3; ++turn) {
     for (int i = 0; i < 4; ++i) {
       what.handle[0] = std::byte(i);
-      ASSERT_NE(receiver().imports()->Find(&memory_, what), nullptr);
+      ASSERT_NE(receiver().imports()->Find(&memory_, what, -1), nullptr);
     }
   }
   EXPECT_EQ(memory_.opens, 4);
   // The handle is another allocation's by now.
   ++what.id;
-  ASSERT_NE(receiver().imports()->Find(&memory_, what), nullptr);
+  ASSERT_NE(receiver().imports()->Find(&memory_, what, -1), nullptr);
   EXPECT_EQ(memory_.opens, 5);
   EXPECT_TRUE(receiver().HasPages());
   receiver().EndPages();
   EXPECT_FALSE(receiver().HasPages());
+}
+
+// What a peer sends and never offers is bounded.
+TEST(Memories, TheLastFew) {
+  shm::Memories receiver;
+  constexpr std::uint64_t kMost = shm::Memories::kMost;
+  int file = -1;
+  for (std::uint64_t id = 1; id <= 3 * kMost; ++id) {
+    file = ::memfd_create("memory", 0);
+    receiver.Put(id, base::ForeignFd(file));
+    for (std::uint64_t other = 0; other <= id; ++other) {
+      const bool kept = other != 0 && other + kMost > id;
+      EXPECT_EQ(receiver.Find(other) != nullptr, kept) << other << " of " << id;
+    }
+  }
+  receiver.Drop(3 * kMost);
+  base::AwaitCloses();
+  EXPECT_EQ(receiver.Find(3 * kMost), nullptr);
+  EXPECT_EQ(::fcntl(file, F_GETFD), -1);
+  EXPECT_NE(receiver.Find(3 * kMost - 1), nullptr);
+}
+
+// A lane sends a descriptor again once its peer cannot have it any more.
+TEST(Memories, SentOnce) {
+  shm::SentMemories sent;
+  EXPECT_FALSE(sent.Has(0));
+  for (std::uint64_t id = 1; id < 10; ++id) {
+    EXPECT_FALSE(sent.Has(id));
+    sent.Add(id);
+    for (std::uint64_t other = 1; other <= id; ++other) {
+      EXPECT_EQ(sent.Has(other), other + 4 > id) << other << " of " << id;
+    }
+  }
+  sent.Forget(8);
+  EXPECT_FALSE(sent.Has(8));
+  EXPECT_TRUE(sent.Has(9));
+}
+
+// Of any other file the receiver keeps nothing. It knows that something came,
+// so it does not wait for more.
+TEST(Memories, OnlyWhatADriverMayGive) {
+  shm::Memories receiver;
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const int files[] = {ends[0], ends[1], ::open("/dev/null", O_RDWR),
+                       ::open("/", O_RDONLY),
+                       ::socket(AF_INET, SOCK_STREAM, 0)};
+  std::uint64_t id = 0;
+  for (const int file : files) {
+    receiver.Put(++id, base::ForeignFd(file));
+    const auto found = receiver.Find(id);
+    ASSERT_NE(found, nullptr);
+    EXPECT_FALSE(found->ok());
+  }
+  base::AwaitCloses();
+  for (const int file : files) EXPECT_EQ(::fcntl(file, F_GETFD), -1);
 }
 
 // The sender believes no count beyond its offer, and ends the lane.

@@ -139,19 +139,20 @@ TEST(Hostile, NonsenseOnTheLink) {
         for (auto& byte : bytes) {
           byte = static_cast<std::uint8_t>(random() % 3 ? 0 : random());
         }
-        constexpr std::size_t kSizes[] = {sizeof(LinkMsg),   sizeof(LinkAck),
-                                          sizeof(BellMsg),   sizeof(SegmentMsg),
-                                          sizeof(OpenMsg),   sizeof(OpenedMsg),
-                                          sizeof(RejectMsg), sizeof(ReadyMsg),
-                                          sizeof(ClosedMsg), sizeof(RungMsg)};
-        constexpr std::size_t kRung = std::size(kSizes) - 1;
+        constexpr std::size_t kSizes[] = {
+            sizeof(LinkMsg),    sizeof(LinkAck),  sizeof(BellMsg),
+            sizeof(SegmentMsg), sizeof(OpenMsg),  sizeof(OpenedMsg),
+            sizeof(RejectMsg),  sizeof(ReadyMsg), sizeof(ClosedMsg),
+            sizeof(RungMsg),    sizeof(MemoryMsg)};
+        constexpr std::size_t kRung = std::size(kSizes) - 2;
         const std::size_t kind = random() % std::size(kSizes);
         const std::size_t length = kSizes[kind];
         if (random() % 8 != 0) {
-          Header header{
-              kMagic, kVersion,
-              kind == kRung ? Type::kRung : static_cast<Type>(kind + 2),
-              static_cast<std::uint16_t>(length)};
+          Header header{kMagic, kVersion,
+                        kind == kRung       ? Type::kRung
+                        : kind == kRung + 1 ? Type::kMemory
+                                            : static_cast<Type>(kind + 2),
+                        static_cast<std::uint16_t>(length)};
           std::memcpy(bytes, &header, sizeof header);
         }
         int fds[kMaxFds];

@@ -96,8 +96,8 @@ struct alignas(64) ControlLine {
   // the front of this side's ring, which is empty meanwhile. The peer writes
   // the word, too.
   std::atomic<std::uint64_t> offer;
-  // 1: a thread of this side looks for the peer's offer. Builds without offers
-  // leave 0 there.
+  // kTakesOffers: a thread of this side looks for the peer's offer. Builds
+  // without offers leave 0 there.
   std::atomic<std::uint32_t> takes;
 };
 static_assert(sizeof(ControlLine) == 64);

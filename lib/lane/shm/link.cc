@@ -181,8 +181,13 @@ void Link::SetPeerBell(int k, base::UniqueFd fd) {
   state_->SetPeerBell(k, std::move(fd));
 }
 
-void Link::SetSocket(int fd, std::span<const std::byte> message) {
-  state_->SetSocket(fd, message);
+void Link::SetSocket(int fd, std::span<const std::byte> rung,
+                     std::span<const std::byte> memory) {
+  state_->SetSocket(fd, rung, memory);
+}
+bool Link::PassesMemory() const { return state_->passes(); }
+void Link::PutMemory(std::uint64_t id, base::ForeignFd fd) {
+  state_->memories().Put(id, std::move(fd));
 }
 void Link::ForgetSocket() { state_->ForgetSocket(); }
 BellMask Link::TakeRung() { return state_->TakeRung(); }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "lib/base/foreign_fd.h"
 #include "lib/base/reason.h"
 #include "lib/base/unique_fd.h"
 #include "lib/lane/lane.h"
@@ -55,11 +56,13 @@ class Link {
   // since both ends of a lane must agree on the size.
   bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring = kRingBytes);
   void SetPeerBell(int k, base::UniqueFd fd);
-  // If the peer's eventfds are not known, `message`, of static storage, rings
-  // the peer on the link's socket. On a socket nothing that the peer does can
-  // make the sender wait. The caller owns the socket, and sets -1 before it
-  // closes the socket.
-  void SetSocket(int fd, std::span<const std::byte> message);
+  // If the peer's eventfds are not known, `rung` rings the peer on the link's
+  // socket. `memory` goes with the descriptor of an allocation, and ends with
+  // the allocation's number. Both messages are of static storage. On a socket
+  // nothing that the peer does can make the sender wait. The caller owns the
+  // socket, and sets -1 before it closes the socket.
+  void SetSocket(int fd, std::span<const std::byte> rung,
+                 std::span<const std::byte> memory);
   // For a child of fork, where the socket is the parent's.
   void ForgetSocket();
   // A bit for each bell of this side that the peer has rung by a message since
@@ -75,6 +78,9 @@ class Link {
   // From now on this side passes memory of devices to the peer, and opens what
   // the peer passes.
   void PassMemory();
+  bool PassesMemory() const;
+  // Takes the descriptor of an allocation that has come on the socket.
+  void PutMemory(std::uint64_t id, base::ForeignFd fd);
   // What completions of that stream carry (Completion::cookie); null: it has
   // none.
   void SetCookie(int index, void* cookie);

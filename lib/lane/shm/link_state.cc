@@ -202,11 +202,38 @@ void LinkState::SetPeerBell(int k, base::UniqueFd fd) {
   }
 }
 
-void LinkState::SetSocket(int fd, std::span<const std::byte> message) {
+void LinkState::SetSocket(int fd, std::span<const std::byte> rung,
+                          std::span<const std::byte> memory) {
   const base::Critical critical;
   base::LatchGuard hold(socket_latch_);
-  message_ = message;
+  message_ = rung;
+  memory_message_ = memory;
   socket_.store(fd, std::memory_order_relaxed);
+}
+
+bool LinkState::SendMemory(std::uint64_t id, int fd) {
+  std::byte bytes[64];
+  const base::Critical critical;
+  const base::LatchGuard hold(socket_latch_);
+  const int socket = socket_.load(std::memory_order_relaxed);
+  const std::size_t size = memory_message_.size();
+  if (socket < 0 || size < sizeof id || size > sizeof bytes) return false;
+  std::memcpy(bytes, memory_message_.data(), size);
+  std::memcpy(bytes + size - sizeof id, &id, sizeof id);
+  iovec iov{bytes, size};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  return ::syscall(SYS_sendmsg, socket, &message,
+                   MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
 }
 
 void LinkState::Mark(int side, Ready what, int bell, int index) {

@@ -12,6 +12,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
+#include "lib/lane/shm/passing.h"
 
 namespace rcsock::lane::shm {
 
@@ -64,10 +65,16 @@ class LinkState {
   void Mark(Ready what, int bell, int index) {
     Mark(1 - side_, what, bell, index);
   }
-  // Sets the link's socket, and the message that makes the peer look which
-  // bells were rung. The message is of static storage. The caller owns the
-  // socket, and sets -1 before it closes the socket.
-  void SetSocket(int fd, std::span<const std::byte> message);
+  // Sets the link's socket, and the messages that go there: `rung` makes the
+  // peer look which bells were rung, `memory` goes with a descriptor of an
+  // allocation and ends with its number. Both are of static storage. The caller
+  // owns the socket, and sets -1 before it closes the socket.
+  void SetSocket(int fd, std::span<const std::byte> rung,
+                 std::span<const std::byte> memory);
+  // Sends a descriptor of allocation `id`, which the caller keeps. Returns
+  // false if it cannot be sent now. Never waits.
+  bool SendMemory(std::uint64_t id, int fd);
+  Memories& memories() { return memories_; }
   // SetSocket(-1) in a child of fork.
   void ForgetSocket() { socket_.store(-1, std::memory_order_relaxed); }
   // Kicks the peer's bell if a thread sleeps by it. Requires a fence between
@@ -267,6 +274,8 @@ class LinkState {
   base::Latch socket_latch_;               // held for each send on the socket
   std::atomic<int> socket_{-1};
   std::span<const std::byte> message_ RC_GUARDED_BY(socket_latch_);
+  std::span<const std::byte> memory_message_ RC_GUARDED_BY(socket_latch_);
+  Memories memories_;
 };
 
 // Wakes every thread, of any process if `shared`, that sleeps on `word`, or is

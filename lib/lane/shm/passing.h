@@ -1,11 +1,14 @@
 #ifndef RCSOCK_LIB_LANE_SHM_PASSING_H_
 #define RCSOCK_LIB_LANE_SHM_PASSING_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
+#include "lib/base/foreign_fd.h"
+#include "lib/base/latch.h"
 #include "lib/gpu/memory.h"
 
 namespace rcsock::lane::shm {
@@ -56,13 +59,57 @@ struct SeenOffer {
   gpu::Passed what;
 };
 
+// What a side that looks for offers writes to ControlLine::takes. Only a peer
+// that reads it sends MEMORY.
+constexpr std::uint32_t kTakesOffers = 2;
+
+// Descriptors of the peer's allocations, which have come on the link's socket
+// (MEMORY) and are not open yet: the last few.
+//
+// Threads: any.
+class Memories {
+ public:
+  static constexpr std::size_t kMost = 16;
+
+  // `fd` is a peer's, and may be anything.
+  void Put(std::uint64_t id, base::ForeignFd fd);
+  // Null: it has not come, or is too old, or was dropped.
+  std::shared_ptr<const base::ForeignFd> Find(std::uint64_t id);
+  void Drop(std::uint64_t id);
+
+ private:
+  struct One {
+    std::uint64_t id = 0;
+    std::shared_ptr<const base::ForeignFd> fd;
+  };
+  base::Latch latch_;
+  std::array<One, kMost> all_ RC_GUARDED_BY(latch_);
+  std::size_t next_ RC_GUARDED_BY(latch_) = 0;
+};
+
+// The allocations whose descriptors a lane has sent, as many as its peer keeps
+// open (Imports). Only the thread that fills the ring uses it.
+struct SentMemories {
+  bool Has(std::uint64_t id) const {
+    return id != 0 && std::find(ids.begin(), ids.end(), id) != ids.end();
+  }
+  void Add(std::uint64_t id) { ids[next++ % ids.size()] = id; }
+  // The peer has not taken anything of it: it may not have it any more.
+  void Forget(std::uint64_t id) {
+    std::replace(ids.begin(), ids.end(), id, std::uint64_t{0});
+  }
+
+  std::array<std::uint64_t, 4> ids{};
+  std::size_t next = 0;
+};
+
 // The peer's allocations that one lane has open: the last few, since opening
 // one takes long. Only the thread that drains the ring uses it.
 class Imports {
  public:
-  // Null: the driver refuses.
+  // `fd` is the peer's descriptor, or -1. Null: the driver refuses.
   std::shared_ptr<gpu::Import> Find(gpu::Memory* memory,
-                                    const gpu::Passed& what);
+                                    const gpu::Passed& what, int fd);
   void End();
   // The context that has refused one.
   const void* refused = nullptr;

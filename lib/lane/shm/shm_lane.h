@@ -181,6 +181,16 @@ class ShmLane final : public Lane {
   // rx latch, as TakeOffered does.
   bool SeeOffer(SeenOffer* seen) const;
   Imports* imports() { return imports_.get(); }
+  // Sends the peer a descriptor of the allocation if it needs one to open what
+  // is to be offered. Returns false if none can be sent now.
+  bool NeedMemory(gpu::Memory* memory, const void* at, const gpu::Passed& what);
+  // The peer has taken nothing of it.
+  void ForgetMemory(const gpu::Passed& what) { sent_memories_.Forget(what.id); }
+  // Returns whether a descriptor of what the peer offers is yet to come.
+  bool AwaitsMemory(const gpu::Memory& memory, const gpu::Passed& what) const;
+  // Opens what the peer offers. Null: the driver refuses.
+  std::shared_ptr<gpu::Import> FindImport(gpu::Memory* memory,
+                                          const gpu::Passed& what);
   // Takes the next bytes of that offer, which have been copied. Returns false
   // if it has been withdrawn: then none of them count. Changes *word.
   bool TakeOffered(std::uint64_t* word, std::uint64_t bytes);
@@ -415,6 +425,7 @@ class ShmLane final : public Lane {
   Pages rx_pages_;
   std::unique_ptr<Imports> imports_;
   OwnOffer offer_;  // under the tx latch
+  SentMemories sent_memories_;
   std::atomic<bool> lost_{false};
 
   // Apart, so that the lanes of thousands of streams lie on few pages.

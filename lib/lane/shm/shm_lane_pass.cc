@@ -1,6 +1,7 @@
 // A device's memory itself goes to the peer, and one copy from device to device
 // moves the bytes. docs/gpu.md has the whole.
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -9,12 +10,47 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/critical.h"
+#include "lib/base/log.h"
 #include "lib/lane/shm/shm_lane.h"
 
 namespace rcsock::lane::shm {
 
+void Memories::Put(std::uint64_t id, base::ForeignFd fd) {
+  // No driver opens any other file. That it came counts: nobody waits for it.
+  if (!fd.Harmless() && !gpu::IsDriversFile(fd.get())) {
+    RCSOCK_LOG(1, "gpu: a peer's descriptor is no memory of a GPU");
+    fd.reset();
+  }
+  try {
+    One one{id, std::make_shared<const base::ForeignFd>(std::move(fd))};
+    const base::Critical critical;
+    const base::LatchGuard hold(latch_);
+    std::swap(all_[next_++ % kMost], one);
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+std::shared_ptr<const base::ForeignFd> Memories::Find(std::uint64_t id) {
+  const base::Critical critical;
+  const base::LatchGuard hold(latch_);
+  for (const One& one : all_) {
+    if (one.id == id && one.fd != nullptr) return one.fd;
+  }
+  return nullptr;
+}
+
+void Memories::Drop(std::uint64_t id) {
+  std::array<One, kMost> old;  // let go of behind the latch
+  const base::Critical critical;
+  const base::LatchGuard hold(latch_);
+  for (std::size_t i = 0; i < kMost; ++i) {
+    if (all_[i].id == id) std::swap(all_[i], old[i]);
+  }
+}
+
 std::shared_ptr<gpu::Import> Imports::Find(gpu::Memory* memory,
-                                           const gpu::Passed& what) {
+                                           const gpu::Passed& what, int fd) {
   const void* const context = memory->context();
   One* place = &all_[next_ % all_.size()];
   for (One& one : all_) {
@@ -30,12 +66,12 @@ std::shared_ptr<gpu::Import> Imports::Find(gpu::Memory* memory,
     break;
   }
   if (place->import != nullptr) place->import->End();
-  place->import = memory->Open(what);
+  place->import = memory->Open(what, fd);
   if (place->import == nullptr) {
     // The peer may have freed memory that is open here, and has other memory
     // at that address by now. No driver has both open (already mapped).
     End();
-    place->import = memory->Open(what);
+    place->import = memory->Open(what, fd);
   }
   if (place->import == nullptr) {
     refused = context;
@@ -59,7 +95,21 @@ void Imports::End() {
 
 bool ShmLane::PeerTakesOffers() const {
   return link_->passes() && !Closed() &&
-         peer().takes.load(std::memory_order_acquire) == 1;
+         peer().takes.load(std::memory_order_acquire) == kTakesOffers;
+}
+
+bool ShmLane::NeedMemory(gpu::Memory* memory, const void* at,
+                         const gpu::Passed& what) {
+  if (what.way != gpu::Passed::kByDescriptor || sent_memories_.Has(what.id)) {
+    return true;
+  }
+  base::UniqueFd fd;
+  if (memory->Descriptor(at, &fd) != 0 ||
+      !link_->SendMemory(what.id, fd.get())) {
+    return false;
+  }
+  sent_memories_.Add(what.id);
+  return true;
 }
 
 bool ShmLane::Offer(const gpu::Passed& what) {
@@ -116,7 +166,7 @@ bool ShmLane::TakeOffers(const gpu::Memory& memory) {
   if (imports_ == nullptr || imports_->refused == memory.context()) {
     return false;
   }
-  own().takes.store(1, std::memory_order_release);
+  own().takes.store(kTakesOffers, std::memory_order_release);
   return true;
 }
 
@@ -139,6 +189,24 @@ bool ShmLane::SeeOffer(SeenOffer* seen) const {
   std::atomic_thread_fence(std::memory_order_acquire);
   if (peer().offer.load(std::memory_order_relaxed) != seen->word) return false;
   return seen->what.length < OfferWord::kMost && word.taken < seen->what.length;
+}
+
+bool ShmLane::AwaitsMemory(const gpu::Memory& memory,
+                           const gpu::Passed& what) const {
+  return what.way == gpu::Passed::kByDescriptor && !memory.IsOpen(what) &&
+         link_->memories().Find(what.id) == nullptr;
+}
+
+std::shared_ptr<gpu::Import> ShmLane::FindImport(gpu::Memory* memory,
+                                                 const gpu::Passed& what) {
+  if (what.way != gpu::Passed::kByDescriptor) {
+    return imports_->Find(memory, what, -1);
+  }
+  const auto fd = link_->memories().Find(what.id);
+  auto import = imports_->Find(memory, what, fd == nullptr ? -1 : fd->get());
+  // What is open keeps the allocation, no longer than it has to.
+  link_->memories().Drop(what.id);
+  return import;
 }
 
 bool ShmLane::TakeOffered(std::uint64_t* word, std::uint64_t bytes) {

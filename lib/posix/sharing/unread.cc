@@ -33,12 +33,14 @@ constexpr std::size_t kData = 64;
 
 }  // namespace
 
-bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
+bool Unread::Make(const iovec* pieces, int count, std::uint64_t socket,
                   std::uint64_t came_ns, int error) {
   static_assert(sizeof(Header) == kData);
   Close();
-  if (count > kMost) return false;
-  const std::size_t length = kData + count;
+  std::size_t bytes = 0;
+  for (int i = 0; i < count; ++i) bytes += pieces[i].iov_len;
+  if (bytes > kMost) return false;
+  const std::size_t length = kData + bytes;
   // Without a descriptor the pages are still possible, for fork alone.
   base::UniqueFd fd =
       base::CreateSealed("rcsock-unread", length, base::Seals::kNoMoreSeals);
@@ -48,16 +50,19 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
   if (map == MAP_FAILED) return false;
   map_ = map;
   mapped_ = length;
-  length_ = count;
+  length_ = bytes;
   socket_ = socket;
   fd_ = std::move(fd);
   header()->socket = socket;
-  header()->length = count;
+  header()->length = bytes;
   header()->came_ns = came_ns;
   header()->error.store(static_cast<std::uint32_t>(error),
                         std::memory_order_relaxed);
-  if (count != 0) {
-    std::memcpy(static_cast<char*>(map) + kData, bytes, count);
+  char* to = static_cast<char*>(map) + kData;
+  for (int i = 0; i < count; ++i) {
+    if (pieces[i].iov_len == 0) continue;
+    std::memcpy(to, pieces[i].iov_base, pieces[i].iov_len);
+    to += pieces[i].iov_len;
   }
   header()->magic = kMagic;
   return true;

@@ -29,10 +29,11 @@ class Unread {
   Unread(const Unread&) = delete;
   Unread& operator=(const Unread&) = delete;
 
+  // Copies the bytes of the pieces, in their order.
   // `socket`: the inode number of their connection.  `came_ns`: by
   // CLOCK_REALTIME; 0: not known.  `error`: an error that comes behind them,
   // and that the kernel has reported already; 0: none.
-  bool Make(const void* bytes, std::size_t count, std::uint64_t socket,
+  bool Make(const iovec* pieces, int count, std::uint64_t socket,
             std::uint64_t came_ns, int error);
   // Opens an object that another program has made.  False: it is not valid, and
   // `fd` stays open.  Otherwise `fd` is this object's.

@@ -32,10 +32,17 @@ constexpr long kNapNs = 50'000;
 constexpr std::size_t kLeastPassed = 256 * 1024;
 // One copy from device to device.  The peer takes so much at once, or nothing.
 constexpr std::size_t kPassedPiece = 32 * 1024 * 1024;
-// How long an offer stays without a byte taken, and how long one call makes
-// offers: no handler runs meanwhile.
-constexpr std::uint64_t kOfferNs = 50'000'000;
-constexpr std::uint64_t kOffersNs = 1'000'000'000;
+// Bytes that are passed at a rate below this had better go by the ring. 1 is 1
+// GB/s: a PCIe 3 slot with 4 lanes has three times as much.
+constexpr std::uint64_t kLeastBytesPerNs = 1;
+// What the peer may need before its first copy: its conductor gets the
+// descriptor, and its driver opens the allocation.
+constexpr std::uint64_t kOpenNs = 16'000'000;
+// So an offer stays so long without a byte taken, and one call makes offers for
+// as long as it takes to pass the most bytes: no handler runs meanwhile.
+constexpr std::uint64_t kOfferNs = kOpenNs + kPassedPiece / kLeastBytesPerNs;
+constexpr std::uint64_t kOffersNs =
+    kOpenNs + Placement::kMostPassed / kLeastBytesPerNs;
 // How long the sender waits for an empty ring to make one.
 constexpr std::uint64_t kEmptyNs = 1'000'000;
 // After so many offers that the peer does not take, a call makes no more.
@@ -225,12 +232,13 @@ class Placement::Fill : RingCopies {
   bool Pass(const std::byte* from, std::size_t length) {
     gpu::Passed what;
     if (copy_->memory->Pass(from, length, &what) != 0 ||
-        what.length < kLeastPassed) {
+        what.length < kLeastPassed ||
+        !lane_->NeedMemory(copy_->memory, from, what)) {
       refused_ = kMostRefused;
       return false;
     }
     if (!Offer(what)) return false;
-    AwaitTaken(what.length);
+    const bool in_vain = !AwaitTaken(what.length);
     std::uint64_t sent = 0;
     {
       const base::LatchGuard hold(sock_->tx_latch);
@@ -241,6 +249,7 @@ class Placement::Fill : RingCopies {
     done_ += sent;
     begun_ = done_;
     copy_->passed += sent;
+    if (sent == 0 && in_vain) lane_->ForgetMemory(what);
     return sent != 0;
   }
   // Makes the offer once the peer has taken all that lies before it.
@@ -260,17 +269,17 @@ class Placement::Fill : RingCopies {
   }
   // Waits while the peer copies.  Whenever the wait ends, the offer's word says
   // how much of the offer counts.  The peer's device harms nothing by reading
-  // on.
-  void AwaitTaken(std::uint64_t length) {
+  // on.  Returns false if the peer looks on, and takes nothing.
+  bool AwaitTaken(std::uint64_t length) {
     std::uint64_t seen = 0;
     std::uint64_t since = base::NowNs();
     for (;;) {
       const std::uint64_t taken = lane_->OfferTaken();
-      if (taken >= length || !lane_->PeerTakesOffers()) return;
+      if (taken >= length || !lane_->PeerTakesOffers()) return true;
       const std::uint64_t now = base::NowNs();
       if (taken != seen) since = now;
       seen = taken;
-      if (now - since > kOfferNs || now - offers_ns_ > kOffersNs) return;
+      if (now - since > kOfferNs || now - offers_ns_ > kOffersNs) return false;
       if (now - since > kSpinNs) {
         base::SleepThrough(kNapNs);
       } else {
@@ -388,6 +397,12 @@ class Placement::Drain : RingCopies {
     if (takes_ && See(&seen)) {
       const std::size_t before = done_;
       if (offers_ns_ == 0) offers_ns_ = base::NowNs();
+      if (lane_->AwaitsMemory(*copy_->memory, seen.what)) {
+        // It comes by another thread.  The peer withdraws the offer in time.
+        if (base::NowNs() - offers_ns_ > kOffersNs) TakeNoOffers();
+        base::SleepThrough(kNapNs);
+        return true;
+      }
       TakePassed(seen, to, length);
       // No handler runs meanwhile.  A peer that takes back what it offers, or
       // offers little at a time, keeps this thread no longer than an honest
@@ -417,8 +432,7 @@ class Placement::Drain : RingCopies {
   void TakePassed(const lane::shm::SeenOffer& seen, std::byte* to,
                   std::size_t length) {
     const std::uint64_t taken = lane::shm::OfferWord::Decode(seen.word).taken;
-    lane::shm::Imports* const imports = lane_->imports();
-    const auto import = imports->Find(copy_->memory, seen.what);
+    const auto import = lane_->FindImport(copy_->memory, seen.what);
     const void* const from =
         import == nullptr ? nullptr
                           : import->At(seen.what.offset, seen.what.length);
@@ -443,7 +457,7 @@ class Placement::Drain : RingCopies {
     if (hung_ || error_ == 0) return;
     error_ = 0;
     failed_ = false;
-    imports->refused = copy_->memory->context();
+    lane_->imports()->refused = copy_->memory->context();
     TakeNoOffers();
   }
   bool BeginPassed(const std::byte* from, std::byte* to, std::size_t bytes) {

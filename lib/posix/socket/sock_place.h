@@ -57,6 +57,9 @@ class Placement {
     int error = 0;
     std::size_t passed = 0;  // from one device's memory to the other's
   };
+  // The most bytes of one FillRing or DrainRing that are passed from device to
+  // device.
+  static constexpr std::size_t kMostPassed = std::size_t{1024} * 1024 * 1024;
   // A device copies straight into the ring of a lane in shared memory, or out
   // of the ring, or between the devices of both ends.  FillRing and DrainRing
   // move what they can without a sleep.  Both return the bytes, or -1 if the
@@ -64,6 +67,8 @@ class Placement {
   // handler runs meanwhile.
   ssize_t FillRing(const std::byte* from, std::size_t length, DeviceCopy* copy);
   ssize_t DrainRing(std::byte* to, std::size_t length, DeviceCopy* copy);
+  // What a call takes from TCP ahead of its copies: sock_taken.h.
+  class Taken;
   // Returns the RDMA lane that the stream reads from, or null.  Requires the
   // rx_latch, as LaneOfSerial does.
   lane::rdma::QpLane* ReceivingLane();

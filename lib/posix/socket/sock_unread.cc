@@ -27,8 +27,9 @@ bool Sock::SpillLatched() {
   if (!stream_->OnlyStash()) return false;
   const int error = stream_->ErrorBehindStash();
   stream::ByteQueue bytes = stream_->TakeStash();
-  if (!read_ahead_.Held().Make(bytes.data(), bytes.size(), anchor_.inode(),
-                               anchor_.came_ns(), error)) {
+  const iovec all{const_cast<std::uint8_t*>(bytes.data()), bytes.size()};
+  if (!read_ahead_.Held().Make(&all, 1, anchor_.inode(), anchor_.came_ns(),
+                               error)) {
     stream_->GiveStash(std::move(bytes));
     return false;
   }

@@ -200,6 +200,7 @@ Outcome Client::Run(const Spec& spec, double interval,
   const nlohmann::json stats = test.child->Stats();
   if (stats.is_object()) {
     test.outcome.reasons = Counts(stats.value("reasons", nlohmann::json()));
+    test.outcome.ways = Counts(stats.value("gpu_bytes", nlohmann::json()));
     const nlohmann::json lanes = stats.value("lanes", nlohmann::json());
     if (lanes.is_object()) {
       for (const auto& [name, lane] : lanes.items()) {

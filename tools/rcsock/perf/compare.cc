@@ -200,6 +200,8 @@ void PrintComparison(const Spec& spec, const std::vector<Row>& rows) {
                Name(row.transport), FigureOf(run.spec, row.MedianFigure()),
                ratio, p99, share, Micros(run.CpuPerMessage(run.client)),
                Micros(run.CpuPerMessage(run.server)), calls);
+    const std::string ways = run.Ways();
+    if (!ways.empty()) fmt::print("  GPU bytes: {}\n", ways);
   }
   std::fflush(stdout);
 }

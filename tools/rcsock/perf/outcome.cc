@@ -1,5 +1,7 @@
 #include "tools/rcsock/perf/outcome.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -127,6 +129,19 @@ std::string Outcome::WhyTcp() const {
     why += reason;
   }
   return why;
+}
+
+std::string Outcome::Ways() const {
+  std::uint64_t all = 0;
+  for (const auto& [way, bytes] : ways) all += bytes;
+  std::string text;
+  for (const auto& [way, bytes] : ways) {
+    if (bytes == 0) continue;
+    text += fmt::format(
+        "{}{} {:.1f}%", text.empty() ? "" : ", ", way,
+        100.0 * static_cast<double>(bytes) / static_cast<double>(all));
+  }
+  return text;
 }
 
 std::string Outcome::WhyTcpInWords() const {

@@ -36,6 +36,8 @@ struct Outcome {
   // connections were on TCP.
   std::map<std::string, std::uint64_t> lanes;
   std::map<std::string, std::uint64_t> reasons;
+  // Likewise: bytes of GPUs by their way (gpu_bytes).
+  std::map<std::string, std::uint64_t> ways;
   std::optional<Calls> client_calls;
   std::optional<Calls> server_calls;
 
@@ -54,6 +56,8 @@ struct Outcome {
   std::string Lane() const;
   // False if a lane was asked for by name and the bytes went over TCP.
   bool LaneUsed() const;
+  // How a GPU's bytes went at the client: "rings 98.0%, slots 2.0%". "": none.
+  std::string Ways() const;
   // Why the lane was not used, by rcsock's keys; "" if there are none.
   std::string WhyTcp() const;
   // The same in words for people.
