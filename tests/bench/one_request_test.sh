@@ -5,7 +5,7 @@
 # system call, and so many instructions at most.
 set -euo pipefail
 instructions=$1 calls=$2 program=$3 shim=$(readlink -f "$4")
-most=4550
+most=4600
 unset RCSOCK_LOG RCSOCK_LOG_FILE RCSOCK_STATS RCSOCK_RULES
 out=$TEST_TMPDIR/calls.json
 count() {
