@@ -10,14 +10,13 @@ namespace rcsock::base {
 
 // Starts a detached thread for calls that may block in the kernel. The thread
 // inherits the caller's signal mask: signals are the application's. Returns 0
-// or an errno.
-inline int StartHelper(void* (*body)(void*), void* argument) {
-  // The thread makes a call or two. The program's thread-local memory is taken
-  // from its stack too.
-  constexpr std::size_t kStackSize = 256 << 10;
+// or an errno. The stack is enough for a call or two, and the program's
+// thread-local memory is taken from it, too.
+inline int StartHelper(void* (*body)(void*), void* argument,
+                       std::size_t stack_size = 256 << 10) {
   pthread_attr_t attributes;
   if (::pthread_attr_init(&attributes) != 0) return EAGAIN;
-  ::pthread_attr_setstacksize(&attributes, kStackSize);
+  ::pthread_attr_setstacksize(&attributes, stack_size);
   ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   pthread_t thread;
   const int error = ::pthread_create(&thread, &attributes, body, argument);

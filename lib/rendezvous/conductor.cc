@@ -155,6 +155,22 @@ Conductor* Conductor::IfRunning() {
   return core == nullptr ? nullptr : Running(core);
 }
 
+base::Reason Conductor::FailedLately() {
+  if (Core* core = g_core.load(std::memory_order_acquire)) {
+    return Running(core) != nullptr ? base::Reason::kNone
+                                    : base::Reason::kNoThread;
+  }
+  if (g_stopping.load(std::memory_order_acquire)) {
+    return base::Reason::kNoThread;
+  }
+  if (!g_latch.try_lock()) return base::Reason::kNone;
+  const bool lately =
+      g_failed_ns != 0 && base::NowNs() - g_failed_ns < kRetryNs;
+  const base::Reason why = lately ? g_failed_why : base::Reason::kNone;
+  g_latch.unlock();
+  return why;
+}
+
 void Conductor::Stop() {
   if (tls_core != nullptr) return;  // it cannot join itself
   base::LatchGuard lock(g_latch);

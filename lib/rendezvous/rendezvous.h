@@ -117,6 +117,9 @@ class Conductor {
   // and sets *why if it cannot run.  The stream then stays on TCP.
   static Conductor* Get(base::Reason* why);
   static Conductor* IfRunning();
+  // Returns why Get would return null at once, or kNone.  Does not wait for a
+  // start that is under way.
+  static base::Reason FailedLately();
   // Joins the thread if it runs, for instance before unshare.  Links die and
   // seekers fail.  Pointers from Get() stay valid and do nothing any more.  The
   // caller holds no latch that a seeker or watcher takes.  A later Get() starts

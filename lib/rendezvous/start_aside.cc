@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <ctime>
 
@@ -16,8 +17,7 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// kFailed: the next caller learns why.
-enum : std::uint32_t { kNone, kUnderWay, kFailed };
+enum : std::uint32_t { kNone, kUnderWay };
 constinit std::atomic<std::uint32_t> state{kNone};
 
 constinit std::atomic<void (*)(Conductor*)> introduce{nullptr};
@@ -26,6 +26,8 @@ constinit std::atomic<void (*)(Conductor*, base::Reason)> started{nullptr};
 // The start may wait for the loader's lock, whose owner may be the thread that
 // forks.
 constexpr std::uint64_t kMostWaitNs = 100'000'000;
+// As the conductor's own.
+constexpr std::size_t kStackSize = 1 << 20;
 
 void* StartConductor(void*) {
   ::pthread_setname_np(::pthread_self(), "rcsock-start");
@@ -33,8 +35,7 @@ void* StartConductor(void*) {
   base::Reason why = base::Reason::kNone;
   Conductor* const conductor = Conductor::Get(&why);
   if (conductor != nullptr) introduce.load()(conductor);
-  state.store(conductor != nullptr ? kNone : kFailed,
-              std::memory_order_release);
+  state.store(kNone, std::memory_order_release);
   base::FutexWake(&state, 1 << 30, false);
   started.load()(conductor, why);
   return nullptr;
@@ -48,7 +49,8 @@ bool StartAside() {
   sigset_t before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  const bool begun = base::StartHelper(&StartConductor, nullptr) == 0;
+  const bool begun =
+      base::StartHelper(&StartConductor, nullptr, kStackSize) == 0;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return begun;
 }
@@ -60,6 +62,11 @@ Conductor* GetAside(base::Reason* why, const AsideCalls& calls) {
   if (running != nullptr && !StartsAside()) return running;
   // In a program with one thread nothing waits, and the start takes 0.3 ms.
   if (base::Alone()) return Conductor::Get(why);
+  // A failed start makes no thread for each of the streams that look.
+  if (!StartsAside()) {
+    *why = Conductor::FailedLately();
+    if (*why != base::Reason::kNone) return nullptr;
+  }
   std::uint32_t now = kNone;
   if (state.compare_exchange_strong(now, kUnderWay, std::memory_order_acq_rel,
                                     std::memory_order_acquire)) {
@@ -69,9 +76,6 @@ Conductor* GetAside(base::Reason* why, const AsideCalls& calls) {
       state.store(kNone, std::memory_order_release);
       return Conductor::Get(why);
     }
-  } else if (now == kFailed) {
-    state.store(kNone, std::memory_order_release);
-    return Conductor::Get(why);
   }
   *why = base::Reason::kPending;
   return nullptr;

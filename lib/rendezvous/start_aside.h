@@ -29,8 +29,9 @@ Conductor* GetAside(base::Reason* why, const AsideCalls& calls);
 // Returns whether one is starting.
 bool StartsAside();
 
-// Called before a fork, with no latch that a start needs.  Waits for a start
-// that is under way, for a moment: its descriptors would be the child's, too.
+// Called before a fork and before a filter of system calls, with no latch that
+// a start needs.  Waits for a start that is under way, for a moment: its
+// descriptors would be the child's, too, and the filter may refuse its calls.
 void AwaitStartAside();
 // Called in the child of a fork.
 void StartAsideForkChild();

@@ -38,6 +38,7 @@
 #include "lib/posix/thread/call_marks.h"
 #include "lib/posix/thread/signals.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/start_aside.h"
 
 namespace rcsock::posix {
 
@@ -207,6 +208,8 @@ void EnterSandbox() {
       [](Sock* sock, std::uint64_t deadline) {
         sock->way_back().PinHere(base::Reason::kSandboxed, deadline);
       });
+  // A filter for all threads (TSYNC) may kill for what a start calls.
+  rendezvous::AwaitStartAside();
   base::ForgetBarriers();
   // No file can be opened later.  What comes after this is not counted.
   Stats total;

@@ -268,6 +268,7 @@ void Started(Conductor* conductor, base::Reason why) {
   Socks failed;
   TakeWaiting(&failed);
   for (const std::shared_ptr<Sock>& sock : failed) {
+    if (!Route(sock.get()).Engaged()) continue;  // the stream has given up
     rendezvous::Seeker& seeker = *sock;
     seeker.SeekFailed(why, false);
   }

@@ -282,7 +282,9 @@ void LaneSearch::Begin() {
     case SeekGate::Answer::kLater:
       // The start may have been over before the stream was in the line.
       if (conductor == nullptr && !rendezvous::StartsAside()) {
-        AnswerWaiting(Conductor::IfRunning(), Reason::kNoThread);
+        const Reason failed = Conductor::FailedLately();
+        AnswerWaiting(Conductor::IfRunning(),
+                      failed != Reason::kNone ? failed : Reason::kNoThread);
       }
       break;
     case SeekGate::Answer::kNotNow:
