@@ -318,8 +318,17 @@ struct Receiving {
       // Nothing may come behind bytes that are missing.
       failed = ENOMEM;
       posix::hook::shutdown(fd, SHUT_RDWR);
+      // What has arrived could still be read after that. What arrives now makes
+      // the kernel reset the connection.
+      while (posix::hook::recv(fd, pipe->slot(0), Pipe::kSlotBytes,
+                               MSG_TRUNC | MSG_DONTWAIT) > 0) {
+      }
     }
-    if (n > 0 && copies.error() != 0) sock->KeepError(fd, copies.error());
+    // The kernel has said it, and says it once. It comes behind what has gone
+    // back.
+    if (copies.error() != 0 && (n > 0 || failed != 0)) {
+      sock->KeepError(fd, copies.error());
+    }
     if (n > 0) return n;
     if (failed != 0) return FailOfDevice(failed);
     return copies.error() != 0 ? Fail(copies.error()) : 0;

@@ -37,6 +37,8 @@ constexpr int kMostThreads = 4;
 constexpr int kMostWaiting = 1024;
 // With this many waiting closes, no more files are taken from strangers.
 constexpr int kPileUp = 64;
+// With this many, none from a peer that has sent only what it may.
+constexpr int kOverflow = kMostWaiting / 2;
 
 constinit Latch latch;
 constinit std::array<int, kMostWaiting> waiting RC_GUARDED_BY(latch){};
@@ -99,6 +101,10 @@ void CloseElsewhere(int fd) {
 
 bool ClosesPileUp() {
   return waiting_count.load(std::memory_order_relaxed) >= kPileUp;
+}
+
+bool ClosesOverflow() {
+  return waiting_count.load(std::memory_order_relaxed) >= kOverflow;
 }
 
 void AwaitCloses() {

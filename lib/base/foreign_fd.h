@@ -19,6 +19,9 @@ void CloseElsewhere(int fd);
 // Returns true if many closes wait for a thread: take no more files from
 // strangers.
 bool ClosesPileUp();
+// Returns true if so many wait that further numbers could soon stay open for
+// good: take no more files from anybody.
+bool ClosesOverflow();
 // Waits until those threads have ended, 0.1 s at most.
 void AwaitCloses();
 // Around fork. The child's next close also makes the closes that the parent's

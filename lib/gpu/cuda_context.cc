@@ -151,14 +151,24 @@ std::shared_ptr<HostPages> ContextPipes::Pin(std::byte* at, std::size_t bytes) {
   return Kept(&pages_, std::move(pages));
 }
 
+// The driver is not asked with the latch held: it may wait for the GPU, and all
+// copies of the context take this latch.
 std::shared_ptr<CudaImport> ContextPipes::FindOpen(const Passed& passed) {
   for (const auto& weak : imports_) {
     auto one = weak.lock();
-    if (one != nullptr && one->Is(passed) && one->At(0, 0) != nullptr) {
-      return one;
-    }
+    if (one != nullptr && one->Is(passed)) return one;
   }
   return nullptr;
+}
+
+bool ContextPipes::HasHandle(const Passed& passed) {
+  const base::Critical critical;
+  const base::LatchGuard hold(latch_);
+  for (const auto& weak : imports_) {
+    const auto one = weak.lock();
+    if (one != nullptr && one->HasHandle(passed)) return true;
+  }
+  return false;
 }
 
 bool ContextPipes::IsOpen(const Passed& passed) {
@@ -168,29 +178,27 @@ bool ContextPipes::IsOpen(const Passed& passed) {
 }
 
 std::shared_ptr<Import> ContextPipes::Open(const Passed& passed, int fd) {
+  std::shared_ptr<CudaImport> open;
   {
     const base::Critical critical;
     const base::LatchGuard hold(latch_);
-    auto one = FindOpen(passed);
-    if (one != nullptr && one->Use()) return one;
+    open = FindOpen(passed);
   }
-  auto import = CudaImport::Make(this, passed, fd);
-  if (import == nullptr) return nullptr;
+  if (open != nullptr && open->Use()) return open;
   // A driver that has the handle open gives the same mapping once more. If
   // another lane has it open for memory that the peer has freed, these are that
-  // memory's bytes.
-  bool old = false;
-  {
-    const base::Critical critical;
-    const base::LatchGuard hold(latch_);
-    for (const auto& weak : imports_) {
-      const auto other = weak.lock();
-      old = old || (other != nullptr && other->IsOther(*import));
-    }
-    if (!old) return Kept(&imports_, std::move(import));
+  // memory's bytes. It is open until its close has ended, so this looks before
+  // the driver is asked, and again for what has come meanwhile.
+  if (HasHandle(passed)) return nullptr;
+  auto import = CudaImport::Make(this, passed, fd);
+  if (import == nullptr) return nullptr;
+  if (HasHandle(passed)) {
+    import->End();
+    return nullptr;
   }
-  import->End();
-  return nullptr;
+  const base::Critical critical;
+  const base::LatchGuard hold(latch_);
+  return Kept(&imports_, std::move(import));
 }
 
 // Another thread may have been changing the list, so the child leaves the list

@@ -66,6 +66,9 @@ class ContextPipes {
 
   std::shared_ptr<CudaImport> FindOpen(const Passed& passed)
       RC_REQUIRES(latch_);
+  // Returns true if a lane may have that handle open for memory that the peer
+  // has freed.
+  bool HasHandle(const Passed& passed);
 };
 
 // Makes a context the thread's own for a few calls. No handler of the program

@@ -138,11 +138,11 @@ int PassMemory(ContextPipes* of, Pointer at, std::size_t length,
   if (result != kSuccess) {
     // What cuMemMap has mapped has no such handle, nor have most pools.
     Handle mapped = 0;
-    if (!HasDescriptors(calls) ||
+    // The number alone tells such allocations apart.
+    if (!HasDescriptors(calls) || id == 0 || !OwnName(&handle) ||
         calls.RetainHandle(&mapped, reinterpret_cast<void*>(
                                         static_cast<std::uintptr_t>(start))) !=
-            kSuccess ||
-        !OwnName(&handle)) {
+            kSuccess) {
       return ToErrno(result);
     }
     calls.ReleaseHandle(mapped);
@@ -242,10 +242,13 @@ void CudaImport::LetGo(const Calls& calls, Pointer at, std::uint64_t size,
 }
 
 void CudaImport::CloseLatched() {
+  state_.store(State::kCloses, std::memory_order_release);
   const Current current(of_);
-  if (current.result() == kSuccess) {
+  // What is mapped is the process's, and outlives the context.
+  if (current.result() == kSuccess || how_ == How::kMapped) {
     LetGo(of_->calls(), at_, passed_.size, how_);
   }
+  state_.store(State::kClosed, std::memory_order_release);
   of_ = nullptr;
 }
 
@@ -273,19 +276,18 @@ bool CudaImport::Use() {
 }
 
 bool CudaImport::Is(const Passed& passed) const {
-  return passed_.way == passed.way && passed_.id == passed.id &&
+  return !OfParent() &&
+         state_.load(std::memory_order_acquire) == State::kOpen &&
+         passed_.way == passed.way && passed_.id == passed.id &&
          passed_.size == passed.size &&
          std::memcmp(passed_.handle, passed.handle, sizeof passed.handle) == 0;
 }
 
-bool CudaImport::IsOther(const CudaImport& made) const {
-  if (OfParent() || how_ != How::kOpened || made.how_ != How::kOpened ||
-      at_ != made.at_ || passed_.id == made.passed_.id) {
-    return false;
-  }
-  const base::Critical critical;
-  const base::LatchGuard hold(latch_);
-  return of_ != nullptr;
+bool CudaImport::HasHandle(const Passed& passed) const {
+  return !OfParent() && how_ == How::kOpened &&
+         state_.load(std::memory_order_acquire) != State::kClosed &&
+         passed.way == Passed::kByHandle && passed_.id != passed.id &&
+         std::memcmp(passed_.handle, passed.handle, sizeof passed.handle) == 0;
 }
 
 const void* CudaImport::At(std::uint64_t offset, std::uint64_t length) const {

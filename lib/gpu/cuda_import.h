@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_GPU_CUDA_IMPORT_H_
 #define RCSOCK_LIB_GPU_CUDA_IMPORT_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,12 +36,13 @@ class CudaImport final : public Import {
   void Close();
   // Counts one more user. Returns false if it is closed.
   bool Use();
-  // Returns true if it is what the peer has passed.
+  // Returns true if it is what the peer has passed, and nobody closes it.
+  // Waits for nothing, as HasHandle does not.
   bool Is(const Passed& passed) const;
-  const void* At(std::uint64_t offset, std::uint64_t length) const override;
-  // Returns true if this has the mapping of `made` open for another allocation
+  // Returns true if the driver may have that handle open for another allocation
   // of the peer's.
-  bool IsOther(const CudaImport& made) const;
+  bool HasHandle(const Passed& passed) const;
+  const void* At(std::uint64_t offset, std::uint64_t length) const override;
 
  private:
   // How it came here, and so how it goes.
@@ -54,6 +56,7 @@ class CudaImport final : public Import {
   static void LetGo(const Calls& calls, Pointer at, std::uint64_t size,
                     How how);
   void CloseLatched() RC_REQUIRES(latch_);
+  enum class State : std::uint8_t { kOpen, kCloses, kClosed };
   bool OfParent() const {
     return forks_ != forks.load(std::memory_order_relaxed);
   }
@@ -67,6 +70,7 @@ class CudaImport final : public Import {
   mutable base::Latch latch_;
   ContextPipes* of_ RC_GUARDED_BY(latch_);  // null: closed
   int users_ RC_GUARDED_BY(latch_) = 1;
+  std::atomic<State> state_{State::kOpen};  // written under latch_
 };
 
 }  // namespace rcsock::gpu::cuda

@@ -4,7 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "lib/base/foreign_fd.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/peer_link.h"
@@ -257,12 +256,12 @@ bool PeerLink::HandleClosed(Packet& packet) {
 
 bool PeerLink::HandleMemory(Packet& packet) {
   MemoryMsg message;
-  if (!packet.Read(&message) || packet.fd_count != 1 ||
-      !link_->PassesMemory() || base::ClosesPileUp()) {
+  // None: there was no room for it here.
+  if (!packet.Read(&message) || packet.fd_count > 1 ||
+      !link_->PassesMemory()) {
     return false;
   }
-  link_->PutMemory(message.id, std::move(packet.fds[0]));
-  return true;
+  return link_->PutMemory(message.id, std::move(packet.fds[0]));
 }
 
 }  // namespace rcsock::rendezvous

@@ -68,7 +68,13 @@ Received Receive(int fd, Packet* packet) {
   const bool too_many = packet->fd_count > kMaxFds;
   if (too_many || (message.msg_flags & MSG_TRUNC)) return Received::kMalformed;
   // The control buffer had room, so this process's table has none.
-  if (message.msg_flags & MSG_CTRUNC) return Received::kNoFds;
+  if (message.msg_flags & MSG_CTRUNC) {
+    // The lanes do not need an allocation of a GPU: its bytes go by the ring.
+    Header header;
+    const bool memory =
+        packet->ReadHeader(&header) && header.type == Type::kMemory;
+    return memory ? Received::kPacket : Received::kNoFds;
+  }
   return Received::kPacket;
 }
 

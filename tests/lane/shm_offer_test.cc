@@ -217,6 +217,20 @@ TEST_F(ShmOffer, KeepsTheLastFewOpen) {
   EXPECT_FALSE(receiver().HasPages());
 }
 
+// All allocations of a process that go by descriptor have one handle.
+TEST_F(ShmOffer, KeepsTheLastFewOpenByDescriptor) {
+  ASSERT_TRUE(receiver().TakeOffers(memory_));
+  gpu::Passed what = Bytes(10);
+  what.way = gpu::Passed::kByDescriptor;
+  for (int turn = 0; turn < 3; ++turn) {
+    for (std::uint64_t id = 1; id <= 4; ++id) {
+      what.id = id;
+      ASSERT_NE(receiver().imports()->Find(&memory_, what, -1), nullptr);
+    }
+  }
+  EXPECT_EQ(memory_.opens, 4);
+}
+
 // What a peer sends and never offers is bounded.
 TEST(Memories, TheLastFew) {
   shm::Memories receiver;

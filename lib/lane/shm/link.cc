@@ -186,8 +186,14 @@ void Link::SetSocket(int fd, std::span<const std::byte> rung,
   state_->SetSocket(fd, rung, memory);
 }
 bool Link::PassesMemory() const { return state_->passes(); }
-void Link::PutMemory(std::uint64_t id, base::ForeignFd fd) {
+bool Link::PutMemory(std::uint64_t id, base::ForeignFd fd) {
+  // Many lanes may begin at once, and each has its peer send one. An honest
+  // peer's closes wait for the driver alone.
+  const bool honest =
+      !fd.ok() || fd.Harmless() || gpu::IsDriversFile(fd.get());
+  if (honest ? base::ClosesOverflow() : base::ClosesPileUp()) return false;
   state_->memories().Put(id, std::move(fd));
+  return true;
 }
 void Link::ForgetSocket() { state_->ForgetSocket(); }
 BellMask Link::TakeRung() { return state_->TakeRung(); }
@@ -282,7 +288,10 @@ int Link::Drain(int bell, Completion* out, int capacity) {
 }
 
 void Link::Kill(base::Reason why) { state_->Kill(why); }
-void Link::Abandon() { state_->Abandon(); }
+void Link::Abandon() {
+  state_->memories().CloseInherited();
+  state_->Abandon();
+}
 bool Link::dead() const { return state_->why_dead() != base::Reason::kNone; }
 
 }  // namespace rcsock::lane::shm

@@ -79,8 +79,10 @@ class Link {
   // the peer passes.
   void PassMemory();
   bool PassesMemory() const;
-  // Takes the descriptor of an allocation that has come on the socket.
-  void PutMemory(std::uint64_t id, base::ForeignFd fd);
+  // Takes the descriptor of an allocation that has come on the socket, or none
+  // if there was no room for it. Returns false if too many files wait to be
+  // closed: then the peer is to be left.
+  bool PutMemory(std::uint64_t id, base::ForeignFd fd);
   // What completions of that stream carry (Completion::cookie); null: it has
   // none.
   void SetCookie(int index, void* cookie);

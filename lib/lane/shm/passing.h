@@ -76,11 +76,14 @@ class Memories {
   // Null: it has not come, or is too old, or was dropped.
   std::shared_ptr<const base::ForeignFd> Find(std::uint64_t id);
   void Drop(std::uint64_t id);
+  // Runs in a child of fork, which does not use them: closes the numbers, and
+  // frees nothing. Another thread of the parent may have held the latch.
+  void CloseInherited();
 
  private:
   struct One {
     std::uint64_t id = 0;
-    std::shared_ptr<const base::ForeignFd> fd;
+    std::shared_ptr<base::ForeignFd> fd;
   };
   base::Latch latch_;
   std::array<One, kMost> all_ RC_GUARDED_BY(latch_);
@@ -111,6 +114,13 @@ class Imports {
   std::shared_ptr<gpu::Import> Find(gpu::Memory* memory,
                                     const gpu::Passed& what, int fd);
   void End();
+  // Drops the descriptors that have come for what has been open here. One may
+  // have come late: another lane had the allocation open already.
+  void DropLate(Memories* memories) const {
+    for (const One& one : all_) {
+      if (one.id != 0) memories->Drop(one.id);
+    }
+  }
   // The context that has refused one.
   const void* refused = nullptr;
 

@@ -29,7 +29,10 @@ void ShmLane::EndPages() {
     if (of->pages != nullptr) of->pages->End();
     of->pages.reset();
   }
-  if (imports_ != nullptr) imports_->End();
+  if (imports_ != nullptr) {
+    imports_->End();
+    imports_->DropLate(&link_->memories());
+  }
   imports_.reset();
 }
 

@@ -18,12 +18,12 @@ namespace rcsock::lane::shm {
 
 void Memories::Put(std::uint64_t id, base::ForeignFd fd) {
   // No driver opens any other file. That it came counts: nobody waits for it.
-  if (!fd.Harmless() && !gpu::IsDriversFile(fd.get())) {
+  if (fd.ok() && !fd.Harmless() && !gpu::IsDriversFile(fd.get())) {
     RCSOCK_LOG(1, "gpu: a peer's descriptor is no memory of a GPU");
     fd.reset();
   }
   try {
-    One one{id, std::make_shared<const base::ForeignFd>(std::move(fd))};
+    One one{id, std::make_shared<base::ForeignFd>(std::move(fd))};
     const base::Critical critical;
     const base::LatchGuard hold(latch_);
     std::swap(all_[next_++ % kMost], one);
@@ -49,10 +49,18 @@ void Memories::Drop(std::uint64_t id) {
   }
 }
 
+void Memories::CloseInherited() {
+  latch_.AssertUnshared();
+  for (One& one : all_) {
+    if (one.fd != nullptr) (void)one.fd->Vouch();
+  }
+}
+
 std::shared_ptr<gpu::Import> Imports::Find(gpu::Memory* memory,
                                            const gpu::Passed& what, int fd) {
   const void* const context = memory->context();
-  One* place = &all_[next_ % all_.size()];
+  One* const oldest = &all_[next_ % all_.size()];
+  One* place = oldest;
   for (One& one : all_) {
     if (one.import == nullptr || one.context != context ||
         std::memcmp(one.handle, what.handle, sizeof one.handle) != 0) {
@@ -61,6 +69,9 @@ std::shared_ptr<gpu::Import> Imports::Find(gpu::Memory* memory,
     const bool same = one.id == what.id &&
                       one.import->At(what.offset, what.length) != nullptr;
     if (same) return one.import;
+    // That handle names the process alone: its allocations are open side by
+    // side.
+    if (what.way == gpu::Passed::kByDescriptor && one.id != what.id) continue;
     // Another allocation has the handle by now. No driver opens it twice.
     place = &one;
     break;
@@ -77,7 +88,8 @@ std::shared_ptr<gpu::Import> Imports::Find(gpu::Memory* memory,
     refused = context;
     return nullptr;
   }
-  ++next_;
+  // The sender counts so, too (SentMemories).
+  if (place == oldest) ++next_;
   place->context = context;
   place->id = what.id;
   std::memcpy(place->handle, what.handle, sizeof place->handle);
@@ -100,7 +112,10 @@ bool ShmLane::PeerTakesOffers() const {
 
 bool ShmLane::NeedMemory(gpu::Memory* memory, const void* at,
                          const gpu::Passed& what) {
-  if (what.way != gpu::Passed::kByDescriptor || sent_memories_.Has(what.id)) {
+  if (sent_memories_.Has(what.id)) return true;
+  if (what.way != gpu::Passed::kByDescriptor) {
+    // It takes one of the peer's places, too.
+    sent_memories_.Add(what.id);
     return true;
   }
   base::UniqueFd fd;

@@ -17,11 +17,26 @@ namespace rcsock::posix {
 Placement::Taken::Taken(Sock* sock, int fd)
     : sock_(sock), fd_(fd), process_(OwnPid()) {}
 
+Placement::Taken::~Taken() {
+  if (!kept_) return;
+  const int saved = errno;
+  sock_->LeaveCall(entered_);
+  // A child of fork has the table's reference alone.
+  if (process_ == OwnPid()) sock_->Unref();
+  errno = saved;
+}
+
+// A stream that cannot be adopted now is counted, too (unlike KernelHold): what
+// keeps it on TCP may be over at any moment.
 bool Placement::Taken::Begin() {
   int least = 1;
   socklen_t size = sizeof least;
-  return hold_.Enter(fd_, sock_) && sock_->mode() == Mode::kPlain &&
-         sock_->holders().Sole() &&
+  kept_ = sock_->TryRef();
+  if (!kept_) return false;
+  entered_ = sock_->calls().Enter();
+  // seq_cst: pairs with TakeFromKernelLatched, as InKernel::May does.
+  return sock_->mode(std::memory_order_seq_cst) == Mode::kPlain &&
+         sock_->IsAt(fd_) && sock_->holders().Sole() &&
          ::syscall(SYS_getsockopt, fd_, SOL_SOCKET, SO_RCVLOWAT, &least,
                    &size) == 0 &&
          least <= 1;

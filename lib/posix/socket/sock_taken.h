@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/posix/socket/kernel_hold.h"
 #include "lib/posix/socket/sock_place.h"
 
 namespace rcsock::posix {
@@ -21,6 +20,7 @@ namespace rcsock::posix {
 class Placement::Taken {
  public:
   Taken(Sock* sock, int fd);
+  ~Taken();
   Taken(const Taken&) = delete;
   Taken& operator=(const Taken&) = delete;
 
@@ -41,7 +41,10 @@ class Placement::Taken {
   Sock* const sock_;
   const int fd_;
   const long process_;
-  KernelHold hold_;
+  // A reference: another thread may close the number meanwhile, and the object
+  // is not to become another connection.
+  bool kept_ = false;
+  std::uint32_t entered_ = 0;  // PlainCalls::Enter, if kept_
 };
 
 }  // namespace rcsock::posix
