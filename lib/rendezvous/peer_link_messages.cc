@@ -257,8 +257,7 @@ bool PeerLink::HandleClosed(Packet& packet) {
 bool PeerLink::HandleMemory(Packet& packet) {
   MemoryMsg message;
   // None: there was no room for it here.
-  if (!packet.Read(&message) || packet.fd_count > 1 ||
-      !link_->PassesMemory()) {
+  if (!packet.Read(&message) || packet.fd_count > 1 || !link_->PassesMemory()) {
     return false;
   }
   return link_->PutMemory(message.id, std::move(packet.fds[0]));

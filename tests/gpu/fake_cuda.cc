@@ -450,7 +450,7 @@ Result cuIpcGetMemHandle(IpcHandle* handle, Pointer at) {
   struct stat file {};
   ::fstat(found->second->file, &file);
   const IpcName made{kMagic, ::getpid(), found->second->file, file.st_ino,
-                    found->second->size};
+                     found->second->size};
   *handle = {};
   std::memcpy(handle, &made, sizeof made);
   return kSuccess;

@@ -189,8 +189,7 @@ bool Link::PassesMemory() const { return state_->passes(); }
 bool Link::PutMemory(std::uint64_t id, base::ForeignFd fd) {
   // Many lanes may begin at once, and each has its peer send one. An honest
   // peer's closes wait for the driver alone.
-  const bool honest =
-      !fd.ok() || fd.Harmless() || gpu::IsDriversFile(fd.get());
+  const bool honest = !fd.ok() || fd.Harmless() || gpu::IsDriversFile(fd.get());
   if (honest ? base::ClosesOverflow() : base::ClosesPileUp()) return false;
   state_->memories().Put(id, std::move(fd));
   return true;
