@@ -39,7 +39,7 @@ pair() {  # name, the client's arguments
 }
 
 i=0
-for arguments in "1 64 3000" "32 64 300" "8 20000 200"; do
+for arguments in "1 64 3000" "32 64 1000" "8 20000 200"; do
   i=$((i + 1))
   pair plain$i $arguments
   export RCSOCK_STATS=$work/stats.$i.%p
