@@ -233,8 +233,9 @@ __attribute__((used)) Route rcsock_route_dlmopen(Lmid_t space, const char* path,
   if (LoadsNothing(path, flags)) {
     return {reinterpret_cast<void*>(next), nullptr};
   }
-  if ((flags & RTLD_DEEPBIND) != 0) rcsock::posix::LendMemoryForGood();
-  rcsock::base::EndAlone();  // it has a libc of its own, or finds libc first
+  // It has a libc of its own, with a vfork that nobody sees.
+  rcsock::posix::LendMemoryForGood();
+  rcsock::base::EndAlone();
   if (!AsForUs(path, caller)) {
     raw_code::BeforeUnseenOpen();
     return {reinterpret_cast<void*>(next), nullptr};

@@ -162,8 +162,6 @@ std::shared_ptr<CudaImport> ContextPipes::FindOpen(const Passed& passed) {
 }
 
 bool ContextPipes::HasHandle(const Passed& passed) {
-  const base::Critical critical;
-  const base::LatchGuard hold(latch_);
   for (const auto& weak : imports_) {
     const auto one = weak.lock();
     if (one != nullptr && one->HasHandle(passed)) return true;
@@ -177,26 +175,25 @@ bool ContextPipes::IsOpen(const Passed& passed) {
   return FindOpen(passed) != nullptr;
 }
 
+// A driver that has the handle open gives the same mapping once more. If
+// another lane has it open for memory that the peer has freed, these are that
+// memory's bytes. It is open from before the driver is asked until its close
+// has ended. So one thread at a time looks, asks and lists. Copies do not take
+// that latch.
 std::shared_ptr<Import> ContextPipes::Open(const Passed& passed, int fd) {
+  const base::Critical critical;
+  const base::LatchGuard alone(open_latch_);
   std::shared_ptr<CudaImport> open;
+  bool old = false;
   {
-    const base::Critical critical;
     const base::LatchGuard hold(latch_);
     open = FindOpen(passed);
+    old = HasHandle(passed);
   }
   if (open != nullptr && open->Use()) return open;
-  // A driver that has the handle open gives the same mapping once more. If
-  // another lane has it open for memory that the peer has freed, these are that
-  // memory's bytes. It is open until its close has ended, so this looks before
-  // the driver is asked, and again for what has come meanwhile.
-  if (HasHandle(passed)) return nullptr;
+  if (old) return nullptr;
   auto import = CudaImport::Make(this, passed, fd);
   if (import == nullptr) return nullptr;
-  if (HasHandle(passed)) {
-    import->End();
-    return nullptr;
-  }
-  const base::Critical critical;
   const base::LatchGuard hold(latch_);
   return Kept(&imports_, std::move(import));
 }

@@ -59,6 +59,7 @@ class ContextPipes {
   const Device device_;
   const bool primary_;  // retained for this object
   std::atomic<bool> gone_{false};
+  base::Latch open_latch_;  // held while the driver opens; taken before latch_
   base::Latch latch_;
   std::array<CudaPipe*, kKept> free_ RC_GUARDED_BY(latch_){};
   std::vector<std::weak_ptr<CudaPages>> pages_ RC_GUARDED_BY(latch_);
@@ -68,7 +69,7 @@ class ContextPipes {
       RC_REQUIRES(latch_);
   // Returns true if a lane may have that handle open for memory that the peer
   // has freed.
-  bool HasHandle(const Passed& passed);
+  bool HasHandle(const Passed& passed) RC_REQUIRES(latch_);
 };
 
 // Makes a context the thread's own for a few calls. No handler of the program

@@ -247,7 +247,8 @@ enum class Received {
   kNothing,    // would block
   kEnd,        // end of file, or an error
   kMalformed,  // too long, or with more descriptors than any message has
-  kNoFds,      // this process has no room for the descriptors that came
+  kNoFds,      // this process has no room for the descriptors that came, and
+               // the record is no MEMORY
 };
 // Never blocks.  Each descriptor that arrives is in the packet, or closed.
 Received Receive(int fd, Packet* packet);

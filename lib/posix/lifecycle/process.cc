@@ -27,6 +27,7 @@
 #include "lib/posix/lifecycle/handover.h"
 #include "lib/posix/lifecycle/last_thread.h"
 #include "lib/posix/lifecycle/last_words.h"
+#include "lib/posix/lifecycle/raw_code.h"
 #include "lib/posix/lifecycle/search.h"
 #include "lib/posix/sharing/forks.h"
 #include "lib/posix/socket/each_sock.h"
@@ -208,8 +209,10 @@ void EnterSandbox() {
       [](Sock* sock, std::uint64_t deadline) {
         sock->way_back().PinHere(base::Reason::kSandboxed, deadline);
       });
-  // A filter for all threads (TSYNC) may kill for what a start calls.
+  // A filter for all threads (TSYNC) may kill for what a start calls, and for
+  // what the look at the program's code calls that follows.
   rendezvous::AwaitStartAside();
+  raw_code::AwaitTurn();
   base::ForgetBarriers();
   // No file can be opened later.  What comes after this is not counted.
   Stats total;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/backoff.h"
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/internal.h"
@@ -40,6 +41,8 @@ constexpr std::uint64_t kShare = 50;
 // One turn of the conductor reads so much.
 constexpr std::uint64_t kTurn = 16 << 20;
 constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
+// A turn reads files, whose server may hang.
+constexpr std::uint64_t kMostTurnNs = 100'000'000;
 
 // Guards every change of the verdict, and what a look needs.  Held while the
 // conductor reads code, which takes some milliseconds.
@@ -141,6 +144,11 @@ Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   Turned turned = Turned::kAnswered;
   // A program that is linked with the library has chosen to be.
   while (OwnFace() == Face::kPreload && !NeverAnyMore()) {
+    // No file can be opened any more.  No stream searches.
+    if (ProcessPinned() == base::Reason::kSandboxed) {
+      turned = Turned::kGaveUp;
+      break;
+    }
     std::unique_ptr<CodeLook>& look = shared.look;
     if (look != nullptr && verdict.IsStale(look->ticket())) {
       look->Remember(&shared.known);
@@ -286,6 +294,15 @@ void Forget(const Sock* sock) {
   gone = std::move(*one);
   all.erase(one);
   waiting_count.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void AwaitTurn() {
+  const Critical critical;
+  const std::uint64_t end = base::NowNs() + kMostTurnNs;
+  for (base::Backoff backoff; !latch.try_lock(); backoff.Wait()) {
+    if (base::NowNs() > end) return;
+  }
+  latch.unlock();
 }
 
 void AfterOpen() {

@@ -37,6 +37,11 @@ void AfterOpen();
 // the load.  Takes all streams to TCP, and the next search begins with a look.
 void BeforeUnseenOpen();
 
+// Called before a filter of system calls, in a process that is marked as
+// sandboxed.  Waits for a turn of the look that is under way, 0.1 s at most.  A
+// later turn opens no file.
+void AwaitTurn();
+
 // Take and release the latches around fork.
 void ForkLock();
 void ForkUnlock(bool child);
