@@ -16,7 +16,21 @@ export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
 under() { # NAME COMMAND...
   LD_PRELOAD=$preload RCSOCK_STATS=$tmp/$1.json "${@:2}"
 }
+all_promoted() {
+  grep -q '"promoted": 16,' "$tmp/server.json" && grep -q '"promoted": 16,' "$tmp/client.json"
+}
+# On a busy machine the round trips may be over before the last lane has come.
 run() { # WAIT ROUND_TRIPS [SERVER'S OPTION]
+  local try
+  for try in 1 2 3 4 5 6; do
+    run_once "$@"
+    if all_promoted; then return; fi
+  done
+  cat "$tmp"/*.json >&2
+  echo "FAIL: $1: not all streams had lanes, $try times" >&2
+  exit 1
+}
+run_once() { # as run
   local port
   port=$(free_port)
   rm -f "$tmp"/*.json
@@ -26,13 +40,6 @@ run() { # WAIT ROUND_TRIPS [SERVER'S OPTION]
     --iters "$2" >"$tmp/out"
   wait "$server"
   server=
-  for end in server client; do
-    grep -q '"promoted": 16,' "$tmp/$end.json" || {
-      cat "$tmp"/*.json >&2
-      echo "FAIL: $1: not all streams of the $end had lanes" >&2
-      exit 1
-    }
-  done
 }
 of() { # END LATCH
   sed -E "s/.*\"latches\": \{[^}]*\"$2\": ([0-9]+).*/\1/" "$tmp/$1.json"
@@ -43,7 +50,7 @@ of() { # END LATCH
 declare -A limit=([recv]=0 [epoll]=0 [oneshot]=2000)  # for 1,000 round trips
 # While a set is in use the conductor looks after it each 4 ms, whatever comes.
 looks_takes=1500  # in a second
-few=500 many=10500
+few=2000 many=12000
 failed=0
 for way in recv epoll oneshot "epoll --shared" "oneshot --shared"; do
   read -r wait shared <<<"$way"
@@ -61,14 +68,15 @@ for way in recv epoll oneshot "epoll --shared" "oneshot --shared"; do
     for latch in interest conductor tables; do
       each=$((($(of $end $latch) - ${before[$end.$latch]}) / (16 * (many - few) / 1000)))
       most=0
-      if [[ $latch == interest ]]; then
-        most=${limit[$wait]}
-      elif [[ -n $shared ]]; then
-        most=$((looks_takes * us / 1000000 / (16 * (many - few) / 1000)))
+      if [[ $latch == interest ]]; then most=${limit[$wait]}; fi
+      if [[ -n $shared ]]; then
+        ((most += looks_takes * us / 1000000 / (16 * (many - few) / 1000)))
       fi
+      # A thread that falls asleep amid an event may take a latch once more.
+      ((most += most / 20 + 10))
       echo "$way, $end: $latch: $each for 1,000 round trips"
-      if ((each > most + 10)); then
-        echo "FAIL: at most $((most + 10))" >&2
+      if ((each > most)); then
+        echo "FAIL: at most $most" >&2
         failed=1
       fi
     done
