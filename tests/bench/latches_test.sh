@@ -70,10 +70,10 @@ for way in recv epoll oneshot "epoll --shared" "oneshot --shared"; do
       most=0
       if [[ $latch == interest ]]; then most=${limit[$wait]}; fi
       if [[ -n $shared ]]; then
-        ((most += looks_takes * us / 1000000 / (16 * (many - few) / 1000)))
+        most=$((most + looks_takes * us / 1000000 / (16 * (many - few) / 1000)))
       fi
       # A thread that falls asleep amid an event may take a latch once more.
-      ((most += most / 20 + 10))
+      most=$((most + most / 20 + 10))
       echo "$way, $end: $latch: $each for 1,000 round trips"
       if ((each > most)); then
         echo "FAIL: at most $most" >&2
