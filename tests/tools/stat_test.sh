@@ -273,7 +273,12 @@ check "under rcsock run: not itself" "[]" \
   "$(ask "[one['pid'] for one in j['processes'] if one['program'] == 'rcsock']")"
 # What is closed has no line any more, but a reason.
 "$chat" connect "$port" 1 <<<20 >/dev/null
-"$tool" stat --pid "$server" >text.txt
+# The thread that answers starts with the first search, beside the program.
+for ((i = 0; i < 500; i++)); do
+  "$tool" stat --pid "$server" >text.txt
+  grep -q "since it began" text.txt && break
+  sleep 0.01
+done
 check "closed, and never on a lane: why" 1 \
   "$(grep -cE "^chat/$server: .*; never on a lane: .*[1-9] (peer_without_rcsock|short_lived)" text.txt || true)"
 check "numbers of one" 0 "$(grep -cE '[ :]1 (streams|demotions|failovers)' text.txt || true)"

@@ -38,8 +38,9 @@ using Socks = std::vector<std::shared_ptr<Sock>>;
 // part in kShare of the time.
 constexpr std::uint64_t kApartNs = 1'000'000'000;
 constexpr std::uint64_t kShare = 50;
-// One turn of the conductor reads so much.
-constexpr std::uint64_t kTurn = 16 << 20;
+// One turn of the conductor reads so much.  That takes a millisecond, in which
+// nobody else is served.
+constexpr std::uint64_t kTurn = 1 << 20;
 constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
 // A turn reads files, whose server may hang.
 constexpr std::uint64_t kMostTurnNs = 100'000'000;
