@@ -86,7 +86,11 @@ bool Tell(int fd, const ProcessPicture& process) {
     WriteAll(kPipe, &record, sizeof record);
   };
   say(What::kAsked, 0);
-  for (const pid_t pid : PreloadedProcesses()) say(What::kPreloaded, pid);
+  // In a shell under `rcsock run` this process is under the preload, too.
+  const pid_t own = ::getpid();
+  for (const pid_t pid : PreloadedProcesses()) {
+    if (pid != own) say(What::kPreloaded, pid);
+  }
   say(What::kEnd, 0);
   ::_exit(0);
 }
