@@ -158,15 +158,21 @@ TEST_P(DriverFaultsTest, WhatIsNotCopiedGoesBack) {
     // In parts, by each kind of call.
     std::vector<char> got = Gpu::Get().Take(to.at(), done);
     const auto take = [&](std::size_t size) {
+      if (size == 0) return;  // a recv of nothing waits for something
       const auto part = Receive(size);
       got.insert(got.end(), part.begin(), part.end());
     };
-    take(100'000);
-    ASSERT_EQ(rcs_recv_registered(other_, to.at(), 200'000, MSG_WAITALL),
-              200'000);
-    const auto device = Gpu::Get().Take(to.at(), 200'000);
-    got.insert(got.end(), device.begin(), device.end());
-    take(kLarge - done - 300'000);
+    // (The failed copy may have been of the last few bytes.)
+    take(std::min<std::size_t>(kLarge - done, 100'000));
+    const std::size_t middle =
+        std::min<std::size_t>(kLarge - got.size(), 200'000);
+    if (middle != 0) {
+      ASSERT_EQ(rcs_recv_registered(other_, to.at(), middle, MSG_WAITALL),
+                static_cast<ssize_t>(middle));
+      const auto device = Gpu::Get().Take(to.at(), middle);
+      got.insert(got.end(), device.begin(), device.end());
+    }
+    take(kLarge - got.size());
     send.join();
     ASSERT_TRUE(got == bytes) << copies;
     PingPong();
