@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -84,14 +83,7 @@ void CloseElsewhere(int fd) {
     ++threads;
   }
   const InternalScope internal;
-  // Signals are for the application's threads.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = StartHelper(&CloseAll, nullptr);
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) {
+  if (StartHelper(&CloseAll, nullptr) != 0) {
     // The next close starts a thread again.
     LatchGuard lock(latch);
     --threads;

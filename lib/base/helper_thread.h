@@ -2,24 +2,31 @@
 #define RCSOCK_LIB_BASE_HELPER_THREAD_H_
 
 #include <pthread.h>
+#include <signal.h>
 
 #include <cerrno>
 #include <cstddef>
 
 namespace rcsock::base {
 
-// Starts a detached thread for calls that may block in the kernel. The thread
-// inherits the caller's signal mask: signals are the application's. Returns 0
-// or an errno. The stack is enough for a call or two, and the program's
-// thread-local memory is taken from it, too.
+// Starts a detached thread for calls that may block in the kernel. No handler
+// runs there: signals are the application's. Returns 0 or an errno. The stack
+// is enough for a call or two, and the program's thread-local memory is taken
+// from it, too.
 inline int StartHelper(void* (*body)(void*), void* argument,
                        std::size_t stack_size = 256 << 10) {
   pthread_attr_t attributes;
   if (::pthread_attr_init(&attributes) != 0) return EAGAIN;
   ::pthread_attr_setstacksize(&attributes, stack_size);
   ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  // The thread inherits the mask.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_t thread;
   const int error = ::pthread_create(&thread, &attributes, body, argument);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::pthread_attr_destroy(&attributes);
   return error;
 }

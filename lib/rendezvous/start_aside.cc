@@ -1,7 +1,6 @@
 #include "lib/rendezvous/start_aside.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <atomic>
 #include <cstddef>
@@ -44,15 +43,7 @@ void* StartConductor(void*) {
 // Returns false if there is no thread for it.
 bool StartAside() {
   const base::InternalScope internal;
-  // Signals are the application's.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  const bool begun =
-      base::StartHelper(&StartConductor, nullptr, kStackSize) == 0;
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return begun;
+  return base::StartHelper(&StartConductor, nullptr, kStackSize) == 0;
 }
 
 }  // namespace

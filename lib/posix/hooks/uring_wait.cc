@@ -148,12 +148,7 @@ void WakeHelper(HeldRing* ring) {
 }
 
 bool StartHelper(HeldRing* ring) {
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   ring->helped = base::StartHelper(&Help, ring) == 0;
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (ring->helped) helpers.fetch_add(1);
   return ring->helped;
 }
