@@ -81,15 +81,7 @@ class LostGpuTest : public StreamTest {
   void SetUp() override {
     if (Gpu::Get().real()) GTEST_SKIP();
     StreamTest::SetUp();
-    sockaddr_in address{};
-    Listen(Rdma() ? std::getenv("RDMA_IP") : "127.0.0.1", &others_listener_,
-           &address);
-    near_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
-    ASSERT_EQ(rcs_connect(near_, reinterpret_cast<sockaddr*>(&address),
-                          sizeof address),
-              0);
-    far_ = rcs_accept(others_listener_, nullptr, nullptr);
-    ASSERT_GE(far_, 0);
+    ASSERT_NO_FATAL_FAILURE(MakeStream(&others_listener_, &near_, &far_));
     for (const int fd : {near_, far_}) {
       timeval limit{20, 0};
       ASSERT_EQ(

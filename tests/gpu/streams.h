@@ -79,6 +79,18 @@ inline void Listen(const char* host, int* listener, sockaddr_in* address) {
   ASSERT_EQ(rcs_getsockname(*listener, at, &size), 0);
 }
 
+// Makes a stream on TCP, by a listener of its own.
+inline void MakeStream(int* listener, int* one, int* other) {
+  sockaddr_in address{};
+  Listen(Rdma() ? std::getenv("RDMA_IP") : "127.0.0.1", listener, &address);
+  *one = rcs_socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(
+      rcs_connect(*one, reinterpret_cast<sockaddr*>(&address), sizeof address),
+      0);
+  *other = rcs_accept(*listener, nullptr, nullptr);
+  ASSERT_GE(*other, 0);
+}
+
 enum class Path { kTcp, kLane };
 
 // Two ends of a stream, on TCP or on the lane of this test's machine.
@@ -86,14 +98,7 @@ class StreamTest : public testing::TestWithParam<Path> {
  protected:
   void SetUp() override {
     Gpu::Get();
-    sockaddr_in address{};
-    Listen(Rdma() ? std::getenv("RDMA_IP") : "127.0.0.1", &listener_, &address);
-    one_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
-    ASSERT_EQ(rcs_connect(one_, reinterpret_cast<sockaddr*>(&address),
-                          sizeof address),
-              0);
-    other_ = rcs_accept(listener_, nullptr, nullptr);
-    ASSERT_GE(other_, 0);
+    ASSERT_NO_FATAL_FAILURE(MakeStream(&listener_, &one_, &other_));
     if (GetParam() == Path::kTcp) {
       ASSERT_EQ(rcs_set_policy(one_, RCS_POLICY_TCP), 0);
     } else {
