@@ -48,7 +48,7 @@ of() { # END LATCH
 # Between two runs only the number of round trips differs.  What the making of 16 lanes
 # takes differs by some hundreds.
 declare -A limit=([recv]=0 [epoll]=0 [oneshot]=2000)  # for 1,000 round trips
-# While a set is in use the conductor looks after it each 4 ms, whatever comes.
+# While a set is in use the conductor looks after it every 4 ms, whatever comes.
 looks_takes=1500  # in a second
 few=2000 many=12000
 failed=0

@@ -304,7 +304,8 @@ File* Reveal(int fd) {
 
 void RevealAll() {
   const int saved = errno;
-  // The owners' round trips overlap.
+  // All are asked before the first is awaited, so its owner has several leave
+  // at once.
   ForEachHidden([](Sock* sock) { sock->copy().AskOwner(); });
   ForEachHidden([](Sock* sock) { sock->copy().Reveal(); });
   const int top = fd_high.load(std::memory_order_relaxed);

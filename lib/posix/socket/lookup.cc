@@ -59,10 +59,7 @@ void EvictSock(File* file, int fd, bool claimed) {
 void BeforeLastClose(File* file) {
   if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
   Sock* const sock = AsSock(file);
-  if (sock->mode() != Mode::kEngine || !sock->claim().SharesLane() ||
-      !sock->TryRef()) {
-    return;
-  }
+  if (!sock->claim().SharesLane() || !sock->TryRef()) return;
   sock->claim().LeaveToCopies();
   sock->Unref();
 }
