@@ -158,6 +158,7 @@ void Core::TearDown() {
   {
     base::LatchGuard lock(table_latch_);
     accepting_ = false;
+    due_.clear();
     for (auto& [seeker, session] : seekers_) sessions.push_back(session);
     handler = std::move(handler_);
     tasks = std::move(tasks_);
@@ -171,7 +172,7 @@ void Core::TearDown() {
   inspection_.Close();
   if (rdma_ != nullptr) rdma_->Close();
   rdma_.reset();
-  timers_.clear();
+  alarm_.reset();
   lanes.clear();
   // The descriptors of these two belong to other objects.
   if (bell_ != nullptr && bell_->is_open()) {
@@ -248,14 +249,14 @@ void Core::OnBell() {
   // Only bell 0 is read: this thread alone sleeps on it.
   lane::shm::EmptyFd(bells->bell_fd(0));
   // A peer that does not know the eventfd of bell k yet has kicked bell 0 for
-  // it.
-  for (int k = 1; k < lane::kBells; ++k) {
-    if (bells->bell_fd(k) >= 0 && bells->Armed(k)) bells->Kick(k);
-  }
+  // it.  The bit came first.
+  step.AssertHeld();
+  for (const auto& link : links_) RingBells(link->link()->TakeRung());
   // Arm, then look.  The new generation makes a thread kick again whose mark
-  // the drain misses.  The bell is armed twice for a moment rather than not at
-  // all.
-  bells->Arm(0);
+  // the drain misses.  To mark is a full fence (LinkState::Mark), so this end
+  // needs no heavy one.  The bell is armed twice for a moment rather than not
+  // at all.
+  bells->Arm(0, true);
   bells->Disarm(0);
   if (DrainBell()) return WaitBell();
   // More than a turn's worth: other turns go first.
@@ -300,7 +301,7 @@ bool Core::DrainBell() {
 // alone.  So work for others must not keep the stream waiting.
 void Core::ServeStreams() {
   if (!anchors.Any()) return;
-  Step hold(this);
+  Step hold(this, Step::Meets::kNobody);
   DrainBell();
   if (DispatchAnchors()) WaitAnchors();
 }
@@ -426,7 +427,7 @@ void Core::LookAtSelf() {
     bool* const way_;
   } under(&at_self_);
   for (const bool decider : {false, true, false}) {
-    if (const auto link = FindLink(uuid, base::OwnUid(), decider)) link->Look();
+    if (const auto link = FindLink(uuid, OwnUid(), decider)) link->Look();
   }
 }
 

@@ -7,9 +7,12 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "lib/base/identity.h"
@@ -161,6 +164,9 @@ class Core {
 
   // Notes on its own thread which user owns the process.
   void NoteOwner();
+  // Returns base::OwnUid() of this turn, which asks once.  What makes or takes
+  // a socket asks again.
+  uid_t OwnUid() const { return owner_.load(std::memory_order_relaxed); }
 
   pthread_t thread{};
   std::uint32_t thread_number = 0;  // as /proc names it
@@ -187,10 +193,12 @@ class Core {
   // many.
   void EndVainLinks();
   void ReturnRdmaLane(std::unique_ptr<lane::Lane> lane);
-  template <typename Task>
-  bool PostLocked(Task&& task) RC_REQUIRES(table_latch_);
-  template <typename Task>
-  bool Here(Task&& task, bool meets = true);
+  template <typename Call>
+  bool PostLocked(Call&& call) RC_REQUIRES(table_latch_);
+  template <typename Call>
+  bool Here(Call&& call, bool meets = true);
+  void SetAlarm();
+  void OnAlarm();
   std::shared_ptr<Session> SessionOf(Seeker* seeker);  // null: none
 
   Conductor* const conductor_;
@@ -211,11 +219,14 @@ class Core {
   bool at_self_ RC_GUARDED_BY(step) = false;
   std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);
   std::uint32_t epoch_ RC_GUARDED_BY(step) = 0;
-  std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>
-      timers_ RC_GUARDED_BY(step);
+  std::optional<boost::asio::steady_timer> alarm_ RC_GUARDED_BY(step);
 
-  using Tasks =
-      std::unordered_map<std::uint64_t, std::shared_ptr<std::function<void()>>>;
+  using Clock = std::chrono::steady_clock;
+  struct Task {
+    Clock::time_point due;
+    std::shared_ptr<std::function<void()>> run;
+  };
+  using Tasks = std::unordered_map<std::uint64_t, Task>;
   using Handler =
       std::shared_ptr<const std::function<void(const lane::Completion&)>>;
   base::ProcessLatch table_latch_{base::ProcessLatchOf::kTables};  // (any)
@@ -223,6 +234,11 @@ class Core {
   std::unordered_map<const Seeker*, std::shared_ptr<Session>> seekers_
       RC_GUARDED_BY(table_latch_);
   Tasks tasks_ RC_GUARDED_BY(table_latch_);
+  std::set<std::pair<Clock::time_point, std::uint64_t>> due_
+      RC_GUARDED_BY(table_latch_);  // those of tasks_
+  // No task is due before the alarm is.
+  Clock::time_point alarm_at_ RC_GUARDED_BY(table_latch_) =
+      Clock::time_point::max();
   std::uint64_t next_timer_ RC_GUARDED_BY(table_latch_) = 0;
   Handler handler_ RC_GUARDED_BY(table_latch_);
   std::vector<std::shared_ptr<lane::shm::Link>> live_links_

@@ -8,6 +8,7 @@
 
 #include "lib/base/config.h"
 #include "lib/base/helper_thread.h"
+#include "lib/base/identity.h"
 #include "lib/base/internal.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
@@ -41,6 +42,10 @@ constexpr std::chrono::milliseconds kOpeningTime{2};
 constexpr std::chrono::seconds kTrimAfter{2};
 // The most numbers that one thread trims.
 constexpr std::size_t kMostTrimmed = 256;
+// CLOSED of a lane that has been given back waits for the link's next message,
+// but no longer than this, and beside no more than so many others.
+constexpr std::uint32_t kCloseWithinMs = 50;
+constexpr std::size_t kMostClosed = 16;
 
 struct Trim {
   Core* core;
@@ -79,6 +84,10 @@ PeerLink::PeerLink(Core* core, const Uuid& uuid,
       timer_(core) {
   // Who has the handle of an allocation has the allocation.
   if (OwnUid() && base::GetConfig().gpu_pass) link_->PassMemory();
+}
+
+bool PeerLink::OwnUid() const {
+  return uid() != base::kNoUid && uid() == core_->OwnUid();
 }
 
 std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
@@ -278,6 +287,7 @@ void PeerLink::SendClaim(const Session& session, const Message& message) {
   }
   const int fds[] = {token.get(), witness.get()};
   const int count = !token.ok() ? 0 : witness.ok() ? 2 : 1;
+  SendClosed();  // OPEN may use such a number again
   channel_->Send(message, fds, count);
 }
 
@@ -337,6 +347,7 @@ void PeerLink::SendReady(int index, std::uint32_t epoch, Proof proof) {
   message.proof = static_cast<std::uint32_t>(proof);
   message.index = static_cast<std::uint32_t>(index);
   message.epoch = epoch;
+  SendClosed();
   channel_->Send(message);
 }
 
@@ -405,9 +416,25 @@ void PeerLink::Trimmed(const std::vector<int>& numbers) {
 }
 
 void PeerLink::CloseOurs(int index, std::uint32_t epoch, base::Reason reason) {
-  if (dead_) return;
+  if (Close(index, epoch, reason)) SendClosed();
+}
+
+// The peer's conductor need not wake for it: the peer does nothing for a lane
+// that its own stream has left, or will leave.
+void PeerLink::CloseSoon(int index, std::uint32_t epoch) {
+  if (!Close(index, epoch, base::Reason::kPeerDemoted)) return;
+  if (closed_.size() >= kMostClosed) return SendClosed();
+  if (closed_timer_ != 0) return;
+  closed_timer_ = core_->After(kCloseWithinMs, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->SendClosed();
+  });
+  if (closed_timer_ == 0) SendClosed();  // no memory
+}
+
+bool PeerLink::Close(int index, std::uint32_t epoch, base::Reason reason) {
+  if (dead_) return false;
   Slot& slot = slots_[static_cast<std::size_t>(index)];
-  if (!slot.ours || slot.epoch != epoch) return;
+  if (!slot.ours || slot.epoch != epoch) return false;
   slot.ours = false;
   slot.session.reset();
   slot.seeker.reset();
@@ -416,8 +443,16 @@ void PeerLink::CloseOurs(int index, std::uint32_t epoch, base::Reason reason) {
   message.index = static_cast<std::uint32_t>(index);
   message.epoch = epoch;
   message.reason = static_cast<std::uint32_t>(reason);
-  channel_->Send(message);
+  closed_.push_back(message);
   FreeIfDone(index);
+  return true;
+}
+
+void PeerLink::SendClosed() {
+  if (closed_.empty()) return;
+  for (const ClosedMsg& message : closed_) channel_->Send(message);
+  closed_.clear();
+  core_->CancelTimer(std::exchange(closed_timer_, 0));
 }
 
 void PeerLink::OnChannelEnd(base::Reason reason) { Die(reason); }

@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "lib/base/identity.h"
 #include "lib/lane/shm/link.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/peer_process.h"
@@ -48,9 +47,7 @@ class PeerLink : public ChannelOwner,
   uid_t uid() const { return channel_->peer_uid(); }
   // Whether the peer has this process's uid.  A peer of another uid may claim
   // streams that it does not have.
-  bool OwnUid() const {
-    return uid() != base::kNoUid && uid() == base::OwnUid();
-  }
+  bool OwnUid() const;
   // Whether eventfds go over the link.  A process that has an eventfd can empty
   // it, fill it or make it blocking.  So it can hold up threads that sleep on
   // the eventfd or ring it.  A peer of our own uid could do as much by a
@@ -90,6 +87,9 @@ class PeerLink : public ChannelOwner,
   std::chrono::steady_clock::time_point begun() const { return begun_; }
   // Notes that this side has let go of the stream.  Sends CLOSED.
   void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
+  // As CloseOurs, for a stream that has given its lane back.  CLOSED goes with
+  // the next message, or a little later.
+  void CloseSoon(int index, std::uint32_t epoch);
   void AnnounceBell(int k);
   void Die(base::Reason reason);
 
@@ -119,6 +119,9 @@ class PeerLink : public ChannelOwner,
   // Returns the used slot that a message names.  Null: the peer broke the
   // protocol.
   Slot* Find(std::uint32_t index, std::uint32_t epoch);
+  // Returns false if there is nothing to close.
+  bool Close(int index, std::uint32_t epoch, base::Reason reason);
+  void SendClosed();
   void FreeIfDone(int index);
   void TrimLater();
   void TrimNow();
@@ -207,6 +210,8 @@ class PeerLink : public ChannelOwner,
     Claimed claimed;
   };
   std::vector<Held> held_;
+  std::vector<ClosedMsg> closed_;   // to be sent
+  std::uint64_t closed_timer_ = 0;  // until when
   Timer timer_;
 };
 

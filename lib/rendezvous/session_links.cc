@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "lib/base/identity.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/peer_link.h"
@@ -16,8 +15,9 @@ namespace {
 using std::chrono::milliseconds;
 
 // How long an offer may go without an answer.  Then the session goes to the
-// name.
-constexpr milliseconds kOfferLimit{5};
+// name, which costs more than all that an offer does.  The two ends of a quiet
+// connection count its calls some requests apart.
+constexpr milliseconds kOfferLimit{25};
 // The peer's application may be in a kernel call that leaves no gap.
 constexpr milliseconds kAdoptLimit{2000};
 
@@ -30,7 +30,7 @@ void Session::LookAtLinks() {
       core_->neighbours.At(peer_address_, ServicePort());
   for (const Uuid& peer : peers) {
     for (const bool decider : {false, true}) {
-      const auto link = core_->FindLink(peer, base::OwnUid(), decider);
+      const auto link = core_->FindLink(peer, core_->OwnUid(), decider);
       if (link != nullptr) link->Look();
     }
   }
@@ -60,7 +60,7 @@ bool Session::TryLinks() {
   for (const Uuid& peer : known) {
     const bool mine = Decides(peer);
     const std::shared_ptr<PeerLink> link =
-        core_->FindLink(peer, base::OwnUid(), mine);
+        core_->FindLink(peer, core_->OwnUid(), mine);
     if (link == nullptr) continue;
     if (!mine || link->Offer(shared_from_this())) hope = true;
   }
@@ -73,7 +73,7 @@ bool Session::TryLinks() {
 
 void Session::OfferHere() {
   if (state_ > State::kHello) return;
-  const auto link = core_->FindLink(core_->uuid, base::OwnUid(), true);
+  const auto link = core_->FindLink(core_->uuid, core_->OwnUid(), true);
   if (link == nullptr || cancelled()) return;
   for (const Offer& offer : offers_) {
     if (offer.link == link) return;

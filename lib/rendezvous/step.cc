@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <boost/asio/post.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <ctime>
 #include <memory>
@@ -46,6 +45,11 @@ Step::Step(Core* core) RC_NO_LOCK_CHECK : core_(core) {
   core_->NoteOwner();
 }
 
+Step::Step(Core* core, Meets) RC_NO_LOCK_CHECK : core_(core) {
+  core_->step.lock();
+  tls_in_step = true;
+}
+
 Step::Step(Core* core, std::try_to_lock_t) RC_NO_LOCK_CHECK
     : core_(core->step.try_lock() ? core : nullptr) {
   if (core_ != nullptr) tls_in_step = true;
@@ -57,13 +61,13 @@ Step::~Step() RC_NO_LOCK_CHECK {
   core_->step.unlock();
 }
 
-template <typename Task>
-bool Core::PostLocked(Task&& task) {
+template <typename Call>
+bool Core::PostLocked(Call&& call) {
   if (!accepting_) return false;
   try {
-    boost::asio::post(io, [this, task = std::forward<Task>(task)]() mutable {
+    boost::asio::post(io, [this, call = std::forward<Call>(call)]() mutable {
       Step hold(this);
-      task();
+      call();
     });
   } catch (...) {
     return false;  // no memory
@@ -71,25 +75,23 @@ bool Core::PostLocked(Task&& task) {
   return true;
 }
 
-// Runs `task` in this thread as a turn of the conductor, if no other turn is
-// under way.  So nobody has to be woken for the task.  Returns false if the
-// conductor has to run it: there was no turn, or `task` has returned false.
+// Runs `call` in this thread as a turn of the conductor, if no other turn is
+// under way.  So nobody has to be woken for it.  Returns false if the conductor
+// has to run it: there was no turn, or `call` has returned false.
 // There is no deadlock: a thread that waits for the step holds no latch
 // (Conductor::ForkPrepare), and this thread does not wait.
-template <typename Task>
-bool Core::Here(Task&& task, bool meets) {
+template <typename Call>
+bool Core::Here(Call&& call, bool meets) {
   const base::Critical critical;
   const base::NoCancel no_cancel;
-  // A thread may be another user's for a moment.  If it connects or listens
-  // then, the kernel takes the socket for that user's.
-  if (meets && base::OwnUid() != owner_.load(std::memory_order_relaxed)) {
-    return false;
-  }
   const Step turn(this, std::try_to_lock);
   if (!turn) return false;
+  // A thread may be another user's for a moment.  If it connects or listens
+  // then, the kernel takes the socket for that user's.
+  if (meets && base::OwnUid() != OwnUid()) return false;
   const base::InternalScope internal;
   try {
-    return task();
+    return call();
   } catch (...) {
     return false;  // no memory: the conductor may have more luck
   }
@@ -258,9 +260,7 @@ void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
       lanes.erase(it);
     }
     lane.reset();
-    if (auto link = home.link.lock()) {
-      link->CloseOurs(home.index, home.epoch, base::Reason::kPeerDemoted);
-    }
+    if (auto link = home.link.lock()) link->CloseSoon(home.index, home.epoch);
   });
 }
 
@@ -288,53 +288,76 @@ bool Core::PostTask(std::function<void()> task) {
   return PostLocked(std::move(task));
 }
 
+// A task that is due no sooner than the alarm needs nobody's turn: the alarm
+// looks for it.  So a timer costs no wake-up, and nor does the end of one.
 std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
+  // Destroyed without the latch.
+  const auto shared = std::make_shared<std::function<void()>>(std::move(task));
+  const auto due = Clock::now() + std::chrono::milliseconds(ms);
   base::LatchGuard lock(table_latch_);
   const std::uint64_t handle = ++next_timer_;
   if (!accepting_) return handle;
-  tasks_[handle] = std::make_shared<std::function<void()>>(std::move(task));
-  const auto due =
-      std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
-  const bool posted = PostLocked([this, handle, due] {
-    {
-      base::LatchGuard inner(table_latch_);
-      if (!tasks_.contains(handle)) return;
-    }
-    step.AssertHeld();
-    auto& timer = timers_[handle];
-    timer = std::make_unique<boost::asio::steady_timer>(io, due);
-    timer->async_wait([this, handle](const error_code& error) {
-      if (error) return;
-      Step hold(this);
-      step.AssertHeld();
-      timers_.erase(handle);
-      std::shared_ptr<std::function<void()>> due_task;
-      {
-        base::LatchGuard inner(table_latch_);
-        auto it = tasks_.find(handle);
-        if (it == tasks_.end()) return;
-        due_task = std::move(it->second);
-        tasks_.erase(it);
-      }
-      (*due_task)();
-    });
-  });
-  if (posted) return handle;
+  due_.emplace(due, handle);
+  try {
+    tasks_.emplace(handle, Task{due, shared});
+  } catch (...) {
+    due_.erase({due, handle});
+    return 0;  // no memory
+  }
+  if (due >= alarm_at_) return handle;
+  const auto before = std::exchange(alarm_at_, due);
+  if (PostLocked([this] { SetAlarm(); })) return handle;
+  alarm_at_ = before;
   tasks_.erase(handle);
+  due_.erase({due, handle});
   return 0;  // no memory
 }
 
+// The alarm stays: it may find nothing to do.
 void Core::CancelTimer(std::uint64_t handle) {
-  std::shared_ptr<std::function<void()>> task;
+  std::shared_ptr<std::function<void()>> run;
   base::LatchGuard lock(table_latch_);
-  auto it = tasks_.find(handle);
+  const auto it = tasks_.find(handle);
   if (it == tasks_.end()) return;
-  task = std::move(it->second);
+  run = std::move(it->second.run);
+  due_.erase({it->second.due, handle});
   tasks_.erase(it);
-  PostLocked([this, handle] {
-    step.AssertHeld();
-    timers_.erase(handle);
+}
+
+void Core::SetAlarm() {
+  step.AssertHeld();
+  Clock::time_point at;
+  {
+    base::LatchGuard lock(table_latch_);
+    at = alarm_at_;
+  }
+  if (at == Clock::time_point::max()) return;
+  if (!alarm_) alarm_.emplace(io);
+  alarm_->expires_at(at);
+  alarm_->async_wait([this](const error_code& error) {
+    if (error) return;
+    Step hold(this);
+    OnAlarm();
   });
+}
+
+// Runs what is due, and sets the alarm for what comes next.
+void Core::OnAlarm() {
+  constexpr int kMostTasks = 32;  // other turns go first
+  for (int i = 0; i < kMostTasks; ++i) {
+    std::shared_ptr<std::function<void()>> run;
+    {
+      base::LatchGuard lock(table_latch_);
+      alarm_at_ = due_.empty() ? Clock::time_point::max() : due_.begin()->first;
+      if (alarm_at_ > Clock::now()) break;
+      const auto it = tasks_.find(due_.begin()->second);
+      due_.erase(due_.begin());
+      run = std::move(it->second.run);
+      tasks_.erase(it);
+    }
+    (*run)();
+  }
+  SetAlarm();
 }
 
 void Core::AnnounceBell(int k) {

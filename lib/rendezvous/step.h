@@ -11,7 +11,11 @@ class Core;
 // finds the conductor free (Core::Here).
 class Step {
  public:
+  // Asks whose the thread is (Core::OwnUid).
   explicit Step(Core* core);
+  // A turn that meets nobody, and does not ask.
+  enum class Meets : bool { kNobody };
+  Step(Core* core, Meets);
   Step(Core* core, std::try_to_lock_t);  // false: a turn is under way
   ~Step();
   explicit operator bool() const { return core_ != nullptr; }

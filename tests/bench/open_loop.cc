@@ -12,11 +12,11 @@
 // way, and sends the next one at once.
 //
 // With `--life` a connection is closed after so many requests, and the next one
-// takes its place.  With `--pin` it gets an option in the midst of that which
-// no lane can follow.  With `--fork-every` the server makes a child every so
-// often, as redis does for a snapshot, and with `--child-uses` the child uses
-// each connection.  With `--greedy` so many connections more send what the
-// server reads too seldom.
+// takes its place.  Then each end makes a bench::Mark() for each.  With `--pin`
+// it gets an option in the midst of that which no lane can follow.  With
+// `--fork-every` the server makes a child every so often, as redis does for a
+// snapshot, and with `--child-uses` the child uses each connection.  With
+// `--greedy` so many connections more send what the server reads too seldom.
 
 #include "tests/bench/open_loop.h"
 
@@ -43,6 +43,7 @@
 
 #include "tests/bench/net.h"
 #include "tests/bench/options.h"
+#include "tools/rcsock/perf/mark.h"
 
 namespace {
 
@@ -205,6 +206,7 @@ class Client {
   // All its requests are answered.
   void EndLife(Connection* one) {
     ::close(one->fd);
+    rcsock::perf::Mark();
     Open(one);
     ++lives_;
   }

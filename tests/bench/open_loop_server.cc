@@ -16,6 +16,7 @@
 
 #include "tests/bench/net.h"
 #include "tests/bench/open_loop.h"
+#include "tools/rcsock/perf/mark.h"
 
 namespace bench::open_loop {
 
@@ -184,6 +185,7 @@ class Server {
   }
   void Accept() {
     const int one = bench::Accept(listener_);
+    if (options_.life > 0) rcsock::perf::Mark();
     SetNoDelay(one);
     SetNonBlocking(one);
     Register(EPOLL_CTL_ADD, one, EPOLLIN);

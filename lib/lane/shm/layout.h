@@ -174,7 +174,8 @@ struct alignas(kPage) ReadyWords {
   std::atomic<std::uint64_t> words[2][kMaxSegments];
 };
 
-// A bit for each bell that the peer has rung by a message (LinkState::Ring).
+// A bit for each bell that the peer has rung by a message, or by bell 0
+// (LinkState::Ring).
 struct alignas(64) RungLine {
   std::atomic<BellMask> bells;
 };
@@ -214,7 +215,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds. A change of this memory's shape or
 // meaning, or of the frames beside it, needs another number here. The number is
 // the version of the rendezvous, which keeps different builds apart.
-constexpr std::uint8_t kMemoryVersion = 11;
+constexpr std::uint8_t kMemoryVersion = 12;
 
 // A hash that notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {

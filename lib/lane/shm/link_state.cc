@@ -268,8 +268,14 @@ void LinkState::Ring(int bell) {
     // up to that generation, and each arms anew before it sleeps again.
     if (kicked_[bell].load(std::memory_order_relaxed) == armed) return;
     int fd = peer_fds_[bell].load(std::memory_order_acquire);
-    if (fd < 0) fd = peer_fds_[0].load(std::memory_order_acquire);
-    if (fd < 0) return RingByMessage(bell, armed);
+    if (fd < 0) {
+      // By way of the peer's conductor.  The bit, then the kick: the peer reads
+      // its bell 0, then looks at the bits.
+      fd = peer_fds_[0].load(std::memory_order_acquire);
+      if (fd < 0) return RingByMessage(bell, armed);
+      page_->rung[1 - side_].bells.fetch_or(BellBit(bell),
+                                            std::memory_order_seq_cst);
+    }
     // Recorded after the kick, so that a thread that skips its own kick knows
     // that another has been made.
     KickFd(fd);
@@ -277,6 +283,8 @@ void LinkState::Ring(int bell) {
     base::tls_spin.WokePeer(base::GetConfig().spin_us);
     return;
   }
+  page_->rung[1 - side_].bells.fetch_or(BellBit(bell),
+                                        std::memory_order_seq_cst);
   KickFd(peer_fds_[0].load(std::memory_order_acquire));
 }
 

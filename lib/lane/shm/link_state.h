@@ -81,9 +81,9 @@ class LinkState {
   // what the sleeper is to see and this call: a full one, or the light one if
   // PeerFences().
   void Ring(int bell);
-  // A bit for each of this side's bells that the peer has rung by a message. A
-  // thread that has read any message of the link's socket calls this
-  // afterwards.
+  // A bit for each of this side's bells that the peer has rung by a message, or
+  // by bell 0. A thread that has read any message of the link's socket, or bell
+  // 0, calls this afterwards.
   BellMask TakeRung() {
     return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst);
   }

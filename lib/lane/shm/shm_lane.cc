@@ -368,8 +368,12 @@ bool ShmLane::PostCtl(const void* message, std::size_t length) {
   if (place.length == 0) return false;
   Slot& slot = TxSlot(place.number);
   std::memcpy(slot.payload, message, place.length);
+  // The peer may be about to wish for news of this lane for the first time, and
+  // makes no heavy fence for that (LaneNotice::Tell).
+  const bool light = std::exchange(light_fence_, false);
   Publish(slot, place.number, ToldOf(tx_.At(place.number) == 0, place.imm),
           ring::Encode(place.imm));
+  light_fence_ = light;
   return true;
 }
 
@@ -575,7 +579,9 @@ bool ShmLane::Thaw() {
 
 // Rings bell 0: only the peer's conductor waits for this.
 void ShmLane::TellLeft(Left left) {
-  own().left.store(static_cast<std::uint32_t>(left), std::memory_order_release);
+  const auto word = static_cast<std::uint32_t>(left);
+  if (own().left.load(std::memory_order_relaxed) == word) return;
+  own().left.store(word, std::memory_order_release);
   if (link_->why_dead() != base::Reason::kNone) return;
   link_->Mark(kReadyRx, 0, index_);
   link_->Ring(0);

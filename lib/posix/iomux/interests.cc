@@ -160,9 +160,8 @@ void MoveAll() RC_REQUIRES(interest_latch) {
       Registry::SetInKernel(i, false);
       i->asked = (i->events.load() & EPOLLONESHOT) != 0;
       Registry::MakeReady(i);
-      Registry::KickSleepers(i->set);
-      // A thread that has slept in the kernel since before the set had the bell
-      // does not count as a sleeper.
+      // For sleepers, and for a thread that has slept in the kernel since
+      // before the set had the bell: it does not count as a sleeper.
       i->set->KickBell();
     }
   }

@@ -1,5 +1,6 @@
 #include "lib/posix/socket/sock_notice.h"
 
+#include "lib/base/barrier.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/thread/bell_shares.h"
@@ -51,15 +52,27 @@ void LaneNotice::WantSource(bool wanted) {
   }
 }
 
+// The sender may still go by what was told before.  That does no harm, and no
+// heavy fence is needed, in two cases.  Until the stream is on the lane, the
+// news are control messages, whose sender fences in full (ShmLane::PostCtl).
+// And a sender that rings the conductor's bell marks the stream there, which
+// makes the conductor wake whoever waits for it (Sock::OnCompletion).
 void LaneNotice::Tell(std::uint32_t bits, int bell) {
   latches_.AssertHeld();
+  lane::shm::ShmLane* const shm = Shm();
+  const bool heavy =
+      shm == nullptr ||
+      (sock_->OnLane() &&
+       !(this->bell() == 0 && (this->bits() & lane::kNotifyRxBits) != 0));
   bell_.store(bell, std::memory_order_relaxed);
   // A thread that sees the wish and sleeps on the stream's bell sees which
   // bell.
   bits_.store(bits, std::memory_order_release);
   if (lane_ == nullptr) return;
   WantSource(bits != 0 && bell == 0);
-  lane_->SetNotify(bits, bell);
+  if (heavy) return lane_->SetNotify(bits, bell);
+  shm->Wish(bits, bell);
+  base::FullFence();
 }
 
 void LaneNotice::Wish(std::uint32_t bits) {

@@ -291,7 +291,8 @@ void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   stream_->Progress();
   HandleChanges();
   send_gate_.LaneCame(remote_.sought_ns());
-  Wake(false);  // HoldsEnd
+  // HoldsEnd.  The look costs less than waking a thread in vain.
+  if (anchor_.Ended()) Wake(false);
   send_gate_.Wake();
 }
 

@@ -32,6 +32,7 @@ std::string Name(long number) {
       {SYS_epoll_wait, "epoll_wait"},
       {SYS_fcntl, "fcntl"},
       {SYS_futex, "futex"},
+      {SYS_getresuid, "getresuid"},
       {SYS_getrusage, "getrusage"},
       {SYS_getsockopt, "getsockopt"},
       {SYS_ioctl, "ioctl"},
