@@ -68,6 +68,43 @@ TEST(Prospect, ExtremesAreNoOverflow) {
   EXPECT_EQ(Prospect::Of(service), Promise::kLittle);
 }
 
+// How many of 160 connections wait for more traffic than others, before they
+// look for a lane.
+int Late(std::uint16_t service) {
+  int late = 0;
+  for (int i = 0; i < 160; ++i) {
+    late += Prospect::Of(service) == Promise::kLate ? 1 : 0;
+  }
+  return late;
+}
+
+TEST(Prospect, ShortOnesWhoseThreadsSleepWait) {
+  constexpr std::uint64_t kMs = 1'000'000;
+  const std::uint16_t service = Service(9, stream::Role::kAcceptor);
+  const auto end = [service](int times, std::uint64_t bytes,
+                             std::uint64_t calls, std::uint64_t ns) {
+    for (int i = 0; i < times; ++i) {
+      Prospect::Learn(service, bytes, calls, true);
+      Prospect::LearnPace(service, bytes, calls, ns);
+    }
+  };
+  // A few make no rule.
+  end(4, 1300, 200, 200 * kMs);
+  EXPECT_EQ(Late(service), 0);
+  end(20, 1300, 200, 200 * kMs);
+  // One of sixteen does not wait: the service may have changed.
+  EXPECT_EQ(Late(service), 150);
+  // A closed loop, ...
+  end(20, 1300, 200, 10 * kMs);
+  EXPECT_EQ(Late(service), 0);
+  // ... a long life, ...
+  end(20, 13000, 2000, 2000 * kMs);
+  EXPECT_EQ(Late(service), 0);
+  // ... and large messages are worth a lane.
+  end(20, 4 << 20, 200, 200 * kMs);
+  EXPECT_EQ(Late(service), 0);
+}
+
 // How many of so many connections are held, if each hold ends so.
 int Holds(std::uint16_t service, int connections, bool vain) {
   int holds = 0;

@@ -54,6 +54,17 @@ unsigned Towards(unsigned from, unsigned to, unsigned part) {
                    : from - (from - to + part - 1) / part;
 }
 
+// How many connections of late were over, for their pace, before a lane had
+// paid for itself: of 255.  A thread that sleeps for each message saves less by
+// a lane than one that never sleeps.
+constinit std::atomic<std::uint8_t> lates[kPlaces];
+constexpr unsigned kMostLates = 192;
+constexpr std::uint64_t kSlowNs = 400'000;
+constexpr std::uint64_t kCallsOfALane = 400;
+// One of so many connections is made to prove otherwise.
+constexpr unsigned kTrialOf = 16;
+constinit std::atomic<std::uint8_t> late_counts[kPlaces];
+
 // How far a service is trusted to bring its lanes soon.  A hold in vain halves
 // the credit.  Without credit, each loss leaves more connections without a
 // hold.
@@ -126,6 +137,11 @@ Prospect::Promise Prospect::Of(std::uint16_t service) {
   const View view = Unpack(places[service].load(std::memory_order_relaxed));
   if (service == 0 || view.count < kFewest) return Promise::kUnknown;
   if (view.mean < kLittleBits * 256) return Promise::kLittle;
+  if (lates[service].load(std::memory_order_relaxed) >= kMostLates) {
+    const unsigned count =
+        late_counts[service].fetch_add(1, std::memory_order_relaxed);
+    return count % kTrialOf == 0 ? Promise::kUnknown : Promise::kLate;
+  }
   if (view.mean >= kMuchBits * 256 && view.lanes >= kLeastLanes) {
     return Promise::kMuch;
   }
@@ -217,6 +233,18 @@ void Prospect::Learn(std::uint16_t service, std::uint64_t bytes,
   view.count = std::min(view.count + 1, 255u);
   view.lanes = Towards(view.lanes, promoted ? 255 : 0, 8);
   place.store(Pack(view), std::memory_order_relaxed);
+}
+
+void Prospect::LearnPace(std::uint16_t service, std::uint64_t bytes,
+                         std::uint64_t calls, std::uint64_t ns) {
+  if (service == 0 || calls == 0) return;
+  // What large messages save is their copies, whatever their pace.
+  const bool late = calls < kCallsOfALane && bytes / calls < kCallBytes &&
+                    ns / calls >= kSlowNs;
+  std::atomic<std::uint8_t>& place = lates[service];
+  const unsigned now =
+      Towards(place.load(std::memory_order_relaxed), late ? 255 : 0, 8);
+  place.store(static_cast<std::uint8_t>(now), std::memory_order_relaxed);
 }
 
 }  // namespace rcsock::posix

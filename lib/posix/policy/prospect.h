@@ -18,12 +18,15 @@ class Prospect {
   enum class Promise : std::uint8_t {
     kUnknown,
     kLittle,  // over before a lane would have paid for itself
+    kLate,    // so for most, since their threads sleep between two messages
     kMuch,    // worth a lane from the first byte on, and its peers have lanes
   };
 
   // The service at `address`, as that end sees it; 0: none.
   static std::uint16_t ServiceAt(const sockaddr* address, socklen_t length,
                                  stream::Role role);
+  // One connection of many to a service of kLate is kUnknown instead, so that
+  // the service may prove otherwise.
   static Promise Of(std::uint16_t service);
   // How long a send may wait for the lane of a connection to this service; 0:
   // not at all.  Asked once for each connection.  Held follows.
@@ -47,6 +50,10 @@ class Prospect {
   // A connection has ended, after so much in both directions.
   static void Learn(std::uint16_t service, std::uint64_t bytes,
                     std::uint64_t calls, bool promoted);
+  // Likewise, once for a connection that has looked for a lane: so many calls
+  // would have been made over TCP, in so long.
+  static void LearnPace(std::uint16_t service, std::uint64_t bytes,
+                        std::uint64_t calls, std::uint64_t ns);
 };
 
 }  // namespace rcsock::posix

@@ -146,6 +146,9 @@ void LaneSearch::Foresee() {
     case Prospect::Promise::kLittle:
       AtNextPoint(terms.promote_ops, terms.promote_bytes);
       break;
+    case Prospect::Promise::kLate:
+      AtNextPoint(8 * terms.promote_ops, 8 * terms.promote_bytes);
+      break;
     case Prospect::Promise::kMuch:
       at_call_.store(1, std::memory_order_relaxed);
       sock_->lane_state().SetAtOnce();

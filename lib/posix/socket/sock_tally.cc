@@ -86,9 +86,17 @@ void Tally::Learn(const StreamFacts& facts) const {
   const auto [tx, rx, lane_tx, lane_rx] = TrafficOf(facts);
   if (tx + rx == 0) return;
   // Calls on a lane are not counted.  Most calls are small, if there are any.
-  Prospect::Learn(facts.service, tx + rx,
-                  sock_->calls().count() + (lane_tx + lane_rx) / 1024,
+  const std::uint64_t calls = sock_->calls().count();
+  Prospect::Learn(facts.service, tx + rx, calls + (lane_tx + lane_rx) / 1024,
                   promoted_);
+  // They are as large as those on TCP were.
+  const std::uint64_t on_tcp = tx + rx - lane_tx - lane_rx;
+  if (facts.sought_ns == 0 || on_tcp == 0) return;
+  const std::uint64_t all =
+      calls +
+      (lane_tx + lane_rx) / (on_tcp / std::max<std::uint64_t>(calls, 1) + 1);
+  Prospect::LearnPace(facts.service, tx + rx, all,
+                      base::NowNs() - facts.sought_ns);
 }
 
 Tally::Traffic Tally::TrafficOf(const StreamFacts& facts) const {
