@@ -133,10 +133,10 @@ std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
   return static_cast<std::uint16_t>(hash % (kPlaces - 1) + 1);
 }
 
-Prospect::Promise Prospect::Of(std::uint16_t service) {
-  const View view = Unpack(places[service].load(std::memory_order_relaxed));
-  if (service == 0 || view.count < kFewest) return Promise::kUnknown;
-  if (view.mean < kLittleBits * 256) return Promise::kLittle;
+// Apart from Of, through which each connection of one request goes.
+[[gnu::noinline]] static Prospect::Promise OfLonger(std::uint16_t service,
+                                                    View view) {
+  using Promise = Prospect::Promise;
   if (lates[service].load(std::memory_order_relaxed) >= kMostLates) {
     const unsigned count =
         late_counts[service].fetch_add(1, std::memory_order_relaxed);
@@ -146,6 +146,13 @@ Prospect::Promise Prospect::Of(std::uint16_t service) {
     return Promise::kMuch;
   }
   return Promise::kUnknown;
+}
+
+Prospect::Promise Prospect::Of(std::uint16_t service) {
+  const View view = Unpack(places[service].load(std::memory_order_relaxed));
+  if (service == 0 || view.count < kFewest) return Promise::kUnknown;
+  if (view.mean < kLittleBits * 256) return Promise::kLittle;
+  return OfLonger(service, view);
 }
 
 std::uint64_t Prospect::HoldNs(std::uint16_t service) {

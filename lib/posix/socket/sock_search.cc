@@ -142,19 +142,13 @@ void LaneSearch::Foresee() {
   if (config.promote_given || terms.promote_ops != config.terms.promote_ops) {
     return;
   }
-  switch (promise) {
-    case Prospect::Promise::kLittle:
-      AtNextPoint(terms.promote_ops, terms.promote_bytes);
-      break;
-    case Prospect::Promise::kLate:
-      AtNextPoint(8 * terms.promote_ops, 8 * terms.promote_bytes);
-      break;
-    case Prospect::Promise::kMuch:
-      at_call_.store(1, std::memory_order_relaxed);
-      sock_->lane_state().SetAtOnce();
-      break;
-    case Prospect::Promise::kUnknown:
-      break;
+  if (promise == Prospect::Promise::kLittle) {
+    AtNextPoint(terms.promote_ops, terms.promote_bytes);
+  } else if (promise == Prospect::Promise::kLate) {
+    AtNextPoint(8 * terms.promote_ops, 8 * terms.promote_bytes);
+  } else if (promise == Prospect::Promise::kMuch) {
+    at_call_.store(1, std::memory_order_relaxed);
+    sock_->lane_state().SetAtOnce();
   }
 }
 
