@@ -1,5 +1,7 @@
 // Memory of a GPU that an RDMA device reads and writes.
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -145,6 +147,33 @@ TEST_P(RdmaMemoryTest, PlacesNothingOfFreedMemory) {
   EXPECT_EQ(errno, EFAULT);
   EXPECT_EQ(rcs_unregister_buffer(from.at(), kSize), 0);
   from.Forget();
+}
+
+// A key of memory that has gone says nothing of what the program maps there
+// later.
+TEST_P(RdmaMemoryTest, HostMemoryWhereAGpusWas) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  Buffer gone(kSize);
+  rcs_sent sent{};
+  SendOne(gone, kSize, 16, &sent);
+  AwaitDone(&sent);
+  const Buffer from(kSize);
+  const auto bytes = Pattern(kSize, 17);
+  Gpu::Get().Put(from.at(), bytes);
+  Gpu::Get().Free(gone.at());
+  void* const to =
+      ::mmap(gone.at(), kSize, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  ASSERT_EQ(to, gone.at()) << std::strerror(errno);
+  rcs_exposure where{};
+  ASSERT_EQ(rcs_expose(other_, to, kSize, &where), 0) << std::strerror(errno);
+  ASSERT_GT(rcs_place(one_, &where, 0, from.at(), kSize), 0);
+  PingPong();
+  EXPECT_EQ(std::memcmp(to, bytes.data(), kSize), 0);
+  EXPECT_EQ(rcs_hide(other_, &where), 0);
+  EXPECT_EQ(rcs_unregister_buffer(gone.at(), kSize), 0);
+  gone.Forget();
+  ::munmap(to, kSize);
 }
 
 TEST_P(RdmaMemoryTest, NotExposedWhereTheGpuDoesNotOrderWrites) {
