@@ -218,7 +218,7 @@ TEST_P(DriverFaultsTest, CopyOfAReceiveThatDoesNotEnd) {
 TEST_P(DriverFaultsTest, ResetAndEndOfTheDriver) {
   const Buffer memory(100'000);
   rcs_sent sent{};
-  const int kCases[][2] = {{4, ENODEV}, {709, ENODEV}, {214, EIO}, {999, EIO}};
+  const int kCases[][2] = {{4, ENODEV}, {709, EFAULT}, {214, EIO}, {999, EIO}};
   for (const auto& [result, error] : kCases) {
     Break(result);
     EXPECT_EQ(rcs_send_registered(one_, memory.at(), 10, 0, &sent), -1);

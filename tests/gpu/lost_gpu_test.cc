@@ -177,6 +177,20 @@ class LostGpuTest : public StreamTest {
     send.join();
   }
 
+  // The copy of what comes then is the first that finds the memory lost.
+  void WaitAndLose(Loss how) {
+    Lost to(how);
+    to.LoseSoon();
+    std::thread send([&] {
+      to.Await();
+      EXPECT_EQ(rcs_send(one_, "abc", 3, 0), 3);
+    });
+    EXPECT_EQ(rcs_recv_registered(other_, to.at(), 100, 0), -1);
+    EXPECT_EQ(errno, to.error());
+    send.join();
+    EXPECT_EQ(Receive(3), std::vector<char>({'a', 'b', 'c'}));
+  }
+
   int others_listener_ = -1;
   int near_ = -1;
   int far_ = -1;
@@ -196,6 +210,9 @@ TEST_P(LostGpuTest, ContextEndsWhileItIsSent) { SendAndLose(Loss::kContext); }
 TEST_P(LostGpuTest, ContextEndsWhileItReceives) {
   ReceiveAndLose(Loss::kContext);
 }
+TEST_P(LostGpuTest, FreedWhileItWaits) { WaitAndLose(Loss::kFreed); }
+TEST_P(LostGpuTest, ContextEndsWhileItWaits) { WaitAndLose(Loss::kContext); }
+TEST_P(LostGpuTest, ResetWhileItWaits) { WaitAndLose(Loss::kReset); }
 TEST_P(LostGpuTest, ResetWhileItIsSent) { SendAndLose(Loss::kReset); }
 TEST_P(LostGpuTest, ResetWhileItReceives) { ReceiveAndLose(Loss::kReset); }
 
