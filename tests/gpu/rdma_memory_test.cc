@@ -56,6 +56,29 @@ TEST_P(RdmaMemoryTest, CopiedWhereItCannotBeExported) {
   CanExport(1);
 }
 
+// As where the kernel has a module that knows the GPU's memory by its address.
+TEST_P(RdmaMemoryTest, DeviceReadsItByItsAddress) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  CanExport(0);
+  ::setenv("FAKE_CUDA_PLAIN", "1", 1);
+  {
+    const Buffer from(kSize), to(kSize);
+    ::unsetenv("FAKE_CUDA_PLAIN");
+    rcs_sent sent{};
+    SendOne(from, kSize, 18, &sent);
+    EXPECT_NE(sent.lane, 0u);
+    AwaitDone(&sent);
+    rcs_exposure where{};
+    ASSERT_EQ(rcs_expose(other_, to.at(), kSize, &where), 0)
+        << std::strerror(errno);
+    ASSERT_GT(rcs_place(one_, &where, 0, from.at(), kSize), 0);
+    PingPong();
+    EXPECT_EQ(Gpu::Get().Take(to.at(), kSize), Pattern(kSize, 18));
+    EXPECT_EQ(rcs_hide(other_, &where), 0);
+  }
+  CanExport(1);
+}
+
 // What the peer has not taken goes over TCP, from the GPU's memory.
 TEST_P(RdmaMemoryTest, LeavesTheLaneWithUntakenBytes) {
   const Buffer from(kSize);
