@@ -96,6 +96,32 @@ TEST_P(RdmaMemoryTest, LeavesTheLaneWithUntakenBytes) {
   AwaitDone(&sent);
 }
 
+// What was in slots ahead of the stream comes again, by TCP.
+TEST_P(RdmaMemoryTest, LeavesTheLaneAmidAReceive) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  const auto delay = Gpu::Get().Call<void(unsigned)>("fake_cuda_delay");
+  const Buffer to(4 * kSize);
+  for (unsigned turn = 0; turn < 6; ++turn) {
+    ASSERT_TRUE(Promoted());
+    const auto bytes = Pattern(4 * kSize, 20 + turn);
+    delay(2000);
+    std::thread send([&] {
+      EXPECT_EQ(rcs_send(one_, bytes.data(), bytes.size(), 0),
+                static_cast<ssize_t>(bytes.size()));
+    });
+    std::thread leave([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 + 7 * turn));
+      rcs_demote(turn % 2 == 0 ? one_ : other_, 20'000);
+    });
+    EXPECT_EQ(rcs_recv_registered(other_, to.at(), bytes.size(), MSG_WAITALL),
+              static_cast<ssize_t>(bytes.size()));
+    send.join();
+    leave.join();
+    delay(0);
+    ASSERT_TRUE(Gpu::Get().Take(to.at(), bytes.size()) == bytes) << turn;
+  }
+}
+
 // What the peer has not taken may be gone with the memory: then the stream
 // ends. No wrong byte comes.
 TEST_P(RdmaMemoryTest, FreedWithUntakenBytes) {
