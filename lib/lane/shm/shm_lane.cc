@@ -368,12 +368,8 @@ bool ShmLane::PostCtl(const void* message, std::size_t length) {
   if (place.length == 0) return false;
   Slot& slot = TxSlot(place.number);
   std::memcpy(slot.payload, message, place.length);
-  // The peer may be about to wish for news of this lane for the first time, and
-  // makes no heavy fence for that (LaneNotice::Tell).
-  const bool light = std::exchange(light_fence_, false);
   Publish(slot, place.number, ToldOf(tx_.At(place.number) == 0, place.imm),
           ring::Encode(place.imm));
-  light_fence_ = light;
   return true;
 }
 

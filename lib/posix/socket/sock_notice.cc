@@ -1,6 +1,5 @@
 #include "lib/posix/socket/sock_notice.h"
 
-#include "lib/base/barrier.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/thread/bell_shares.h"
@@ -8,6 +7,14 @@
 namespace rcsock::posix {
 
 using rendezvous::Conductor;
+
+namespace {
+
+// What a lane is told for the switch, with the conductor's bell.
+constexpr std::uint32_t kOfSwitch =
+    lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller;
+
+}  // namespace
 
 std::shared_ptr<lane::shm::Link> LaneNotice::Join(
     std::shared_ptr<lane::shm::Link> link, int index) {
@@ -52,27 +59,26 @@ void LaneNotice::WantSource(bool wanted) {
   }
 }
 
-// The sender may still go by what was told before.  That does no harm, and no
-// heavy fence is needed, in two cases.  Until the stream is on the lane, the
-// news are control messages, whose sender fences in full (ShmLane::PostCtl).
-// And a sender that rings the conductor's bell marks the stream there, which
-// makes the conductor wake whoever waits for it (Sock::OnCompletion).
+// During the switch each message rings the conductor's bell, and the conductor
+// passes it on to all who wait for the stream.  So a sender that does not see
+// the next wish yet wakes them nevertheless, and that wish needs no fence.  The
+// fence would interrupt all processors, for each stream that comes on a lane.
 void LaneNotice::Tell(std::uint32_t bits, int bell) {
   latches_.AssertHeld();
-  lane::shm::ShmLane* const shm = Shm();
-  const bool heavy =
-      shm == nullptr ||
-      (sock_->OnLane() &&
-       !(this->bell() == 0 && (this->bits() & lane::kNotifyRxBits) != 0));
+  const bool rings_all = bits_.load(std::memory_order_relaxed) == kOfSwitch &&
+                         bell_.load(std::memory_order_relaxed) == 0;
   bell_.store(bell, std::memory_order_relaxed);
   // A thread that sees the wish and sleeps on the stream's bell sees which
   // bell.
   bits_.store(bits, std::memory_order_release);
   if (lane_ == nullptr) return;
   WantSource(bits != 0 && bell == 0);
-  if (heavy) return lane_->SetNotify(bits, bell);
-  shm->Wish(bits, bell);
-  base::FullFence();
+  lane::shm::ShmLane* const shm = Shm();
+  if (shm != nullptr && rings_all) {
+    shm->Wish(bits, bell);
+  } else {
+    lane_->SetNotify(bits, bell);
+  }
 }
 
 void LaneNotice::Wish(std::uint32_t bits) {
