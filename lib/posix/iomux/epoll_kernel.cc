@@ -30,7 +30,8 @@ void EpollSet::CountLocal(std::uint64_t data, bool counts) {
   std::atomic<std::uint32_t>& of_data = local_data_[LocalSlot(data)];
   of_data.store(of_data.load(kRelaxed) + static_cast<std::uint32_t>(change),
                 kRelaxed);
-  if (counts) LocalNews();
+  // For a set without a stream on a lane, EnterUser brings the news.
+  if (counts && HasUser()) LocalNews();
 }
 
 void EpollSet::LocalNews() {
