@@ -266,7 +266,8 @@ class Polling {
     tls_look.at = base::Ticks();
     return true;
   }
-  // A thread that goes to sleep asks the kernel anyway.
+  // A thread that goes to sleep asks the kernel anyway, or sets kernel_look_ to
+  // 0.
   bool KernelDue() {
     const bool sleeps = in_vain_ || (tls_spin.us == 0 && !tls_spin.held);
     if (kernel_look_ != 0 && sleeps && limits_.Waits()) return false;
@@ -352,8 +353,9 @@ class Polling {
     return nullptr;
   }
 
-  // Slow, but right.  Returns 0: look again; -1: errno.
+  // Slow, but right.  Returns 0: look again, at the kernel too; -1: errno.
   int Nap(long ns) {
+    kernel_look_ = 0;
     const timespec brief{0, ns};
     return real::ppoll(nullptr, 0, &brief, limits_.mask());
   }
