@@ -143,8 +143,9 @@ class Client {
     const std::int64_t start = bench::NowNs();
     const std::int64_t counted = start + Ns(options_.warm_up);
     const std::int64_t end = counted + Ns(options_.seconds);
-    // The pages are touched as they are needed.
-    const double most = Closed() ? 2e6 : options_.rate * 1.2;
+    // The pages are touched as they are needed.  To grow would stall: millions
+    // are copied then.
+    const double most = Closed() ? 2e7 : options_.rate * 1.2;
     latencies_.reserve(static_cast<std::size_t>(most * options_.seconds) + 64);
     due_ = Closed() ? end : start;
     loops_ = Closed();
