@@ -24,10 +24,11 @@ most() { # LIMIT COUNT TIMES WHAT
   fi
 }
 
-# Calls for 100 waits.  A poll that a bell has woken takes the edge off its set.
+# Calls for 100 waits.  A poll that a bell has woken takes the edge off its set.  A thread
+# that stood still on a busy machine may look, nap or fence once more.
 declare -A limit=(
-  [epoll.answers]=410 [epoll.brief]=105 [epoll.long]=210
-  [poll.answers]=510 [poll.brief]=105 [poll.long]=210
+  [epoll.answers]=410 [epoll.brief]=130 [epoll.long]=250
+  [poll.answers]=510 [poll.brief]=130 [poll.long]=250
 )
 declare -A count=([answers]=3000 [brief]=500 [long]=50)
 for wait in epoll poll; do
