@@ -308,8 +308,10 @@ class EpollSet final : public File {
   static constexpr int kQuickLooks = 8;
   static bool AwaitOne(const lane::Lane* lane, int looks);
   void AwaitDirect(int looks) RC_REQUIRES(wait_latch_);
-  int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait)
-      RC_EXCLUDES(wait_latch_);
+  int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait,
+                bool due = false) RC_EXCLUDES(wait_latch_);
+  [[gnu::noinline]] int WaitBehindKernel(int fd, epoll_event* out, int capacity,
+                                         int timeout);
   int LookAtHot(int fd, epoll_event* out, int capacity, bool may_wait)
       RC_EXCLUDES(wait_latch_);
   [[gnu::noinline]] int QuickMany(int fd, epoll_event* out, int capacity,
@@ -412,6 +414,7 @@ class EpollSet final : public File {
   }
   [[gnu::noinline]] bool LeavesSome() RC_REQUIRES(wait_latch_);
   bool NothingBehind() RC_EXCLUDES(wait_latch_);
+  void EndWait(int count, Leave* leave) RC_EXCLUDES(wait_latch_);
   int DrainAndCollect(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
   [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
   // Whether local TCP has had news lately.

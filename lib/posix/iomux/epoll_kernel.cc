@@ -193,6 +193,9 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   const std::uint32_t before = moves();
   int n = base::EpollPwait(fd_, out, capacity,
                            timeout_ns < 0 ? nullptr : &limit, mask);
+  if (timeout_ns != 0) {
+    kernel_look_.store(base::Ticks(), std::memory_order_relaxed);
+  }
   if (n <= 0) {
     if (n < 0) return errno == EFAULT ? FaultOfKernel(before, bell) : n;
     NoLocalNews();

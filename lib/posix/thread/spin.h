@@ -67,7 +67,13 @@ class Spinner {
   bool Go(Yield&& yield) {
     // An answer within a microsecond needs no clock and no `pause`, which takes
     // 140 cycles on some processors.
-    if (++turns_ < kQuickTurns && (turns_ < kFewTurns || tls_spin.us > 2)) {
+    ++turns_;
+    if (tls_spin.us == 0) {
+      // The caller has looked, and sleeps at once.  The end of a hold takes the
+      // clock.
+      if (!tls_spin.held) return false;
+    } else if (turns_ < kQuickTurns &&
+               (turns_ < kFewTurns || tls_spin.us > 2)) {
       return true;
     }
     base::CpuRelax();
