@@ -86,6 +86,19 @@ struct SpinBudget {
     constexpr std::uint64_t kSliceUs = 100;
     if (ticks > kSliceUs * ticks_per_us) Hold(ticks, now);
   }
+  // A yield has let another thread run for a moment.  The kernel takes a yield
+  // for the use of a whole slice (EEVDF: of the virtual run time since Linux
+  // 6.18, of the deadline before).  A thread that yields again and again is so
+  // far in debt that it stands still for tens of milliseconds once the others
+  // have work.  So such yields are no more often than slices.
+  void GaveWay(std::uint64_t now) {
+    constexpr std::uint64_t kSliceUs = 4'000;
+    if (held) return;
+    hold_end = now + kSliceUs * ticks_per_us;
+    held_us = us;
+    us = 0;
+    held = true;
+  }
 
  private:
   [[gnu::noinline]] void Hold(std::uint64_t lost, std::uint64_t now) {

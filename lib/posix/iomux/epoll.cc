@@ -44,7 +44,6 @@ EpollSet* EpollSet::New(int fd) {
     set->ever_user_.store(false, std::memory_order_relaxed);
     set->outside_.store(false, std::memory_order_relaxed);
     set->idle_since_ = 0;
-    set->shares_cpu_ = false;
   }
   return set;
 }

@@ -544,8 +544,6 @@ class EpollSet final : public File {
   lane::Source* armed_source_[kMostSources] = {};
   std::uint64_t armed_since_ = 0;
   std::atomic<std::uint64_t> idle_since_{0};  // ticks; for Look
-  // The last yield of Look has brought what the thread waited for.
-  std::atomic<bool> shares_cpu_{false};
   EpollSet* pool_next_ RC_GUARDED_BY(interest_latch) = nullptr;
   // When a thread began to sleep, in ticks; 0 once something has been reported.
   std::uint64_t slept_since_ RC_GUARDED_BY(wait_latch_) = 0;

@@ -89,11 +89,13 @@ class Spinner {
       return false;
     }
     if (now >= yield_at_) {
-      // A long yield has let another thread run.  Spinning on would starve it.
+      // A long yield has let another thread run.  Spinning on would starve it,
+      // and more such yields would starve this thread (SpinBudget::GaveWay).
       yield();
       last_ = base::Ticks();
       tls_spin.Lost(last_ - now, last_);
-      if (last_ - now > kBusyUs * base::ticks_per_us) {
+      if (last_ - now > kHandedUs * base::ticks_per_us) {
+        tls_spin.GaveWay(last_);
         End(false);
         return false;
       }
@@ -117,7 +119,8 @@ class Spinner {
   static constexpr int kFewTurns = 3;
   static constexpr std::uint64_t kPureUs = 10;
   static constexpr std::uint64_t kYieldEveryUs = 3;
-  static constexpr std::uint64_t kBusyUs = 8;
+  // More than a yield to nobody takes.
+  static constexpr std::uint64_t kHandedUs = 2;
   // Counts a spin once.  A spin that was not allowed is none.
   void End(bool found) {
     if (start_ == 0) return;
