@@ -44,7 +44,6 @@ EpollSet* EpollSet::New(int fd) {
     set->ever_user_.store(false, std::memory_order_relaxed);
     set->outside_.store(false, std::memory_order_relaxed);
     set->idle_since_ = 0;
-    set->shares_cpu_ = false;
   }
   return set;
 }
@@ -129,7 +128,8 @@ bool EpollSet::FoundAnyway(const Interest* interest) {
              Looks::kNotLooked;
 }
 
-// One call of epoll_ctl for a stream.
+// One call of epoll_ctl for a stream.  What each connection comes to, once, is
+// inlined.
 class EpollSet::CtlCall {
  public:
   CtlCall(EpollSet* set, int op, int fd, Sock* sock, epoll_event* event)
@@ -170,7 +170,7 @@ class EpollSet::CtlCall {
   bool notify_ = false;    // what the lane is asked to tell may have changed
 };
 
-void EpollSet::CtlCall::Change() {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::Change() {
   engine_ = sock_->interests_user;
   had_user_ = set_->HasUser();
   found_ = Registry::Find(sock_, set_, fd_);
@@ -190,7 +190,7 @@ void EpollSet::CtlCall::Change() {
   }
 }
 
-void EpollSet::CtlCall::Add() {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::Add() {
   if ((event_->events & EPOLLEXCLUSIVE) != 0 &&
       (event_->events & ~kWithExclusive) != 0) {
     Fail(EINVAL);
@@ -217,7 +217,7 @@ void EpollSet::CtlCall::Awake(Interest* dormant) {
   notify_ = Registry::MayBeDirect(dormant);
 }
 
-void EpollSet::CtlCall::AddNew() {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::AddNew() {
   Interest* const interest = Registry::TakeInterest();
   if (interest == nullptr) {
     Fail(ENOMEM);
@@ -253,7 +253,7 @@ void EpollSet::CtlCall::AddNew() {
 }
 
 // Makes a new registration what this call asks for, and lists it by its stream.
-void EpollSet::CtlCall::Fill(Interest* interest) {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::Fill(Interest* interest) {
   interest->set = set_;
   interest->sock = sock_;
   interest->fd = fd_;
@@ -333,7 +333,7 @@ void EpollSet::CtlCall::Delete() {
   }
 }
 
-int EpollSet::CtlCall::Finish() {
+[[gnu::always_inline]] inline int EpollSet::CtlCall::Finish() {
   if (unknown_) return real::epoll_ctl(set_->fd_, op_, fd_, event_);
   lookers_.WaitOut();
   if (kick_) {
@@ -350,7 +350,9 @@ int EpollSet::CtlCall::Finish() {
 // Returns whether a call may change the registration of `sock`.  Since the
 // look-up another thread may have closed the stream's number, or the set's.
 // The object may be another stream now.
-bool EpollSet::MayChange(int number, int op, int fd, const Sock* sock) const {
+[[gnu::always_inline]] inline bool EpollSet::MayChange(int number, int op,
+                                                       int fd,
+                                                       const Sock* sock) const {
   if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) return false;
   // The thread that closes the stream last has dropped its registrations, or is
   // about to.  After that the number is closed, or names another file.
