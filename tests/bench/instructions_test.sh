@@ -27,10 +27,10 @@ round() {
   fi
 }
 # epoll_ctl: MOD, or DEL and ADD, for each message.
-round 2360 16 once 3
-round 2600 16 anew 3
+round 2370 16 once 3
+round 2610 16 anew 3
 # 8 connections in a set: with DEL and ADD for each message, and the waits alone.
-round 2020 $((16 * 8)) anew 1 8
+round 2040 $((16 * 8)) anew 1 8
 round 1010 $((16 * 8)) epoll 1 8
 for mode in blocking epoll; do
   preload=$("$count" /usr/bin/env LD_PRELOAD="$shim" "$calls" $mode 5)
