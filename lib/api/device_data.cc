@@ -154,12 +154,13 @@ struct Sending {
   }
 };
 
-// Copies to a device of bytes that were taken from TCP. Several are under way,
-// while the kernel's next bytes come into another slot.
+// Copies to a device of bytes that are in slots ahead of what has been
+// received. Several are under way, while the stream's next bytes come into
+// another slot. `Source` is Placement::Taken or Placement::Seen.
+template <class Source>
 class TakeAhead {
  public:
-  TakeAhead(posix::Placement::Taken* taken, Pipe* pipe)
-      : taken_(taken), pipe_(pipe) {}
+  TakeAhead(Source* source, Pipe* pipe) : source_(source), pipe_(pipe) {}
 
   // Copies what there is, `length` bytes at most. What could not be copied goes
   // back. Returns how many bytes are on the device.
@@ -173,8 +174,12 @@ class TakeAhead {
         break;
       }
       const std::size_t n = SizeOf(first_++);
-      taken_->Deliver(n);
-      done_ += n;
+      const std::size_t delivered = source_->Deliver(n);
+      done_ += delivered;
+      if (delivered != n) {
+        AwaitAll();
+        break;
+      }
       // More may have come meanwhile.
       empty_ = false;
     }
@@ -199,8 +204,9 @@ class TakeAhead {
   // Takes what fits into a slot, and begins its copy. Returns false if no more
   // can be there now.
   bool Take(std::byte* to, std::size_t length) {
-    const std::size_t size = std::min(Pipe::kSlotBytes, length - taken_bytes_);
-    const ssize_t n = taken_->Take(pipe_->slot(Slot(last_)), size);
+    const std::size_t size =
+        std::min({Pipe::kSlotBytes, source_->piece(), length - taken_bytes_});
+    const ssize_t n = source_->Take(pipe_->slot(Slot(last_)), size);
     empty_ = n < static_cast<ssize_t>(size);
     if (n <= 0) {
       // The end stays for the next look.
@@ -215,6 +221,12 @@ class TakeAhead {
     taken_bytes_ += bytes;
     return !empty_;
   }
+  // The call goes on in another way, which uses the slots.
+  void AwaitAll() {
+    while (device_error_ == 0 && first_ != begun_) {
+      device_error_ = pipe_->Wait(Slot(first_++));
+    }
+  }
   // A copy that goes on reads its slot, as this does.
   void GiveBack() {
     std::array<iovec, Pipe::kSlots> pieces;
@@ -223,10 +235,10 @@ class TakeAhead {
       pieces[static_cast<std::size_t>(count++)] = {pipe_->slot(Slot(i)),
                                                    SizeOf(i)};
     }
-    lost_ = !taken_->GiveBack(pieces.data(), count);
+    lost_ = !source_->GiveBack(pieces.data(), count);
   }
 
-  posix::Placement::Taken* const taken_;
+  Source* const source_;
   Pipe* const pipe_;
   std::array<std::size_t, Pipe::kSlots> sizes_{};
   // Slots in use: the copies of those before begun_ have begun.
@@ -288,7 +300,7 @@ struct Receiving {
     return BySlot();
   }
 
-  // Both return as recv, and 0 if the bytes have to go another way.
+  // All return as recv, and 0 if the bytes have to go another way.
   ssize_t ByRing() {
     posix::Placement::DeviceCopy copy{fd, memory, pipe,
                                       all && MayWait(sock, flags)};
@@ -303,13 +315,18 @@ struct Receiving {
     return 0;
   }
   ssize_t Ahead() {
+    posix::Placement::Seen seen(sock, fd);
+    if (seen.Begin()) return CopyAhead(&seen);
     posix::Placement::Taken taken(sock, fd);
     ahead = taken.Begin();
-    if (!ahead) return 0;
+    return ahead ? CopyAhead(&taken) : 0;
+  }
+  template <class Source>
+  ssize_t CopyAhead(Source* source) {
     if (const int error = pipe->NeedSlots(); error != 0) {
       return FailOfDevice(error);
     }
-    TakeAhead copies(&taken, pipe);
+    TakeAhead copies(source, pipe);
     const auto n = static_cast<ssize_t>(
         copies.Run(to + done, std::min(kMostAtOnce, length - done)));
     Count(&gpu::counts.slots, n);

@@ -39,23 +39,51 @@ constexpr int kPileUp = 64;
 // With this many, none from a peer that has sent only what it may.
 constexpr int kOverflow = kMostWaiting / 2;
 
+// How long a thread waits for another close.  A thread costs many times what a
+// close costs, and closes come in bursts: one for each stream that meets its
+// peer.
+constexpr timespec kIdleTime{0, 20'000'000};
+
 constinit Latch latch;
 constinit std::array<int, kMostWaiting> waiting RC_GUARDED_BY(latch){};
 // Written with the latch held.
 constinit std::atomic<int> waiting_count{0};
 constinit std::atomic<int> threads{0};
+// Threads that have made their closes, and wait for another.
+constinit int idle RC_GUARDED_BY(latch) = 0;
+// Of these, those that have been woken for a close.
+constinit int called RC_GUARDED_BY(latch) = 0;
+constinit bool hurry RC_GUARDED_BY(latch) = false;  // none is to wait
+// Idle threads sleep on it.
+constinit std::atomic<std::uint32_t> news{0};
 
 constinit std::atomic<bool> pretend_not{false};
+
+// Waits for another close.  Returns false if none has come.
+bool AwaitClose() RC_REQUIRES(latch) {
+  if (hurry) return false;
+  const std::uint32_t seen = news.load(std::memory_order_relaxed);
+  ++idle;
+  latch.unlock();
+  FutexWait(&news, seen, &kIdleTime, false);
+  latch.lock();
+  --idle;
+  // Another thread may have been meant.  That one then finds nothing.
+  if (called > 0) --called;
+  return waiting_count > 0;
+}
 
 void* CloseAll(void*) {
   tls_internal = true;
   latch.lock();
-  while (waiting_count > 0) {
-    const int fd = waiting[--waiting_count];
-    latch.unlock();
-    CloseRaw(fd);
-    latch.lock();
-  }
+  do {
+    while (waiting_count > 0) {
+      const int fd = waiting[--waiting_count];
+      latch.unlock();
+      CloseRaw(fd);
+      latch.lock();
+    }
+  } while (AwaitClose());
   --threads;
   latch.unlock();
   return nullptr;
@@ -75,13 +103,24 @@ bool PassFiles(int fd, int on) {
 
 void CloseElsewhere(int fd) {
   const int saved = errno;
+  bool starts = false;
   {
     LatchGuard lock(latch);
     if (waiting_count == kMostWaiting) return;
     waiting[waiting_count++] = fd;
-    if (threads == kMostThreads) return;
-    ++threads;
+    // A thread that is in a close may stay there, so each close has another
+    // come, as long as there are threads.
+    if (idle > called) {
+      ++called;
+      news.fetch_add(1, std::memory_order_relaxed);
+    } else if (threads == kMostThreads) {
+      return;
+    } else {
+      starts = true;
+      ++threads;
+    }
   }
+  if (!starts) return FutexWake(&news, 1, false);
   const InternalScope internal;
   if (StartHelper(&CloseAll, nullptr) != 0) {
     // The next close starts a thread again.
@@ -101,16 +140,29 @@ bool ClosesOverflow() {
 
 void AwaitCloses() {
   constexpr int kMostLooks = 100;
+  {
+    LatchGuard lock(latch);
+    hurry = true;
+    news.fetch_add(1, std::memory_order_relaxed);
+  }
+  FutexWake(&news, kMostThreads, false);
   for (int i = 0; i < kMostLooks && threads != 0; ++i) {
     const timespec brief{0, 1'000'000};
     ::syscall(SYS_nanosleep, &brief, nullptr);
   }
+  LatchGuard lock(latch);
+  hurry = false;
 }
 
 void ForeignFdForkLock() { latch.LockForFork(); }
 
 void ForeignFdForkUnlock(bool child) {
-  if (child) threads = 0;
+  latch.AssertHeld();
+  if (child) {
+    threads = 0;
+    idle = called = 0;
+    hurry = false;
+  }
   latch.UnlockAfterFork(child);
 }
 

@@ -74,7 +74,11 @@ int ToErrno(Result result) {
   switch (result) {
     case kSuccess:
       return 0;
+    // With a context its memory goes, and its streams and events.
     case kInvalidValue:
+    case kInvalidContext:
+    case kInvalidHandle:
+    case kContextIsDestroyed:
       return EFAULT;
     case kOutOfMemory:
       return ENOMEM;
@@ -85,9 +89,6 @@ int ToErrno(Result result) {
     case kDeviceUnavailable:
     case kNoDevice:
     case kInvalidDevice:
-    case kInvalidContext:
-    case kInvalidHandle:
-    case kContextIsDestroyed:
       return ENODEV;
     default:
       return EIO;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <boost/asio/post.hpp>
 #include <cerrno>
 #include <chrono>
 #include <utility>
@@ -31,7 +32,7 @@ constexpr int kMostUnanswered = 32;
 // An adopted stream without a lane waits until the conductors have worked on
 // all others that are as far.  So few are under way at once, and the others go
 // on over TCP.  Of many that wait, each kPerOpening let one more begin.
-constexpr std::size_t kMostOpenings = 4;
+constexpr std::size_t kMostOpenings = 2;
 constexpr std::size_t kPerOpening = 32;
 // A stream whose peer leaves no gap for the adoption keeps the others waiting
 // for no longer than this.
@@ -202,16 +203,24 @@ void PeerLink::OpenNext() {
     const base::Reason why = OpenNow(session, false);
     if (why != base::Reason::kNone) session->Fail(why, false);
   }
-  if (dead_ || pending_.empty()) return;
+  if (dead_ || pending_.empty() || std::exchange(opens_later_, true)) return;
   open_timer_.Start(openings_.front().until - now, weak_from_this(),
-                    &PeerLink::OpenNext);
+                    &PeerLink::OnOpenTimer);
+}
+
+void PeerLink::OnOpenTimer() {
+  opens_later_ = false;
+  OpenNext();
 }
 
 // The next begins later: the caller is in the middle of something.
 void PeerLink::EndOpening(int index) {
   const auto ended = [index](const Opening& one) { return one.index == index; };
   if (std::erase_if(openings_, ended) == 0 || dead_ || pending_.empty()) return;
-  open_timer_.Start({}, weak_from_this(), &PeerLink::OpenNext);
+  boost::asio::post(core_->io, [core = core_, weak = weak_from_this()] {
+    const Step step(core);
+    if (const auto self = weak.lock()) self->OpenNext();
+  });
 }
 
 bool PeerLink::Offer(const std::shared_ptr<Session>& session) {

@@ -125,6 +125,7 @@ class PeerLink : public ChannelOwner,
   base::Reason OpenNow(const std::shared_ptr<Session>& session, bool offer);
   // Opens as many of `pending_` as may be under way.
   void OpenNext();
+  void OnOpenTimer();
   // The stream is no longer one of `openings_`.
   void EndOpening(int index);
   // A peer's claim, and the inode number of its token.  0: there is no token.
@@ -191,6 +192,7 @@ class PeerLink : public ChannelOwner,
   // Side 0: streams that have had their OPEN lately, and no lane yet.
   std::deque<Opening> openings_;
   Timer open_timer_;
+  bool opens_later_ = false;  // open_timer_ runs
   std::weak_ptr<Session> founder_;
   bool delivered_ = false;
   const std::chrono::steady_clock::time_point begun_ =

@@ -13,6 +13,7 @@
 #include "lib/base/config.h"
 #include "lib/base/identity.h"
 #include "lib/base/log.h"
+#include "lib/lane/shm/shm_lane.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/meet_directory.h"
@@ -423,6 +424,12 @@ void Session::Adopted() {
         errno == ENOMEM ? base::Reason::kNoMemory : base::Reason::kLaneError,
         false);
   }
+  // So must the conductor's wish to hear of what comes during the switch.  It
+  // then needs no fence, which would interrupt all processors.
+  static_cast<lane::shm::ShmLane*>(lane_.get())
+      ->Wish(
+          lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
+          0);
   const bool self = link_->uuid() == core_->uuid;
   link_->SendReady(index_, epoch_, proof_);
   if (peer_ready_) Deliver();

@@ -6,17 +6,34 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <vector>
 
+#include "lib/base/sleep.h"
 #include "tests/base/lingering.h"
+
+// The linker puts this in the place of pthread_create.
+extern "C" {
+int __real_pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                          void* (*body)(void*), void* argument);
+int __wrap_pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                          void* (*body)(void*), void* argument);
+}
+static std::atomic<int> threads_made{0};
+int __wrap_pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                          void* (*body)(void*), void* argument) {
+  ++threads_made;
+  return __real_pthread_create(thread, attributes, body, argument);
+}
 
 namespace rcsock::base {
 namespace {
@@ -58,6 +75,37 @@ TEST(ForeignFd, ManyLastClosesThatWait) {
   for (Lingering& socket : sockets) ForeignFd fd(socket.Take());
   EXPECT_LT(Clock::now() - before, std::chrono::seconds(1));
   for (Lingering& socket : sockets) ExpectLater(&socket);
+}
+
+// Streams that meet their peers make a close each.  A thread for each would
+// stall the program, which shares its memory with them.
+TEST(ForeignFd, ManyClosesMakeFewThreads) {
+  constexpr int kCloses = 100;
+  AwaitCloses();
+  const int before = threads_made;
+  for (int i = 0; i < kCloses; ++i) {
+    { ForeignFd fd(::open("/dev/null", O_RDONLY)); }
+    SleepThrough(200'000);
+  }
+  EXPECT_LT(threads_made - before, kCloses / 4);
+  AwaitCloses();
+  EXPECT_FALSE(ClosesPileUp());
+}
+
+// A thread that waits for another close begins with one that waits, and then
+// serves nobody else.
+TEST(ForeignFd, ACloseThatWaitsBehindOthers) {
+  AwaitCloses();
+  { ForeignFd fd(::open("/dev/null", O_RDONLY)); }
+  SleepThrough(2'000'000);
+  Lingering slow(kSeconds);
+  Lingering quick(1);
+  const auto before = Clock::now();
+  { ForeignFd fd(slow.Take()); }
+  { ForeignFd fd(quick.Take()); }
+  ExpectLater(&quick);
+  ExpectAtOnce(before);
+  ExpectLater(&slow);
 }
 
 TEST(ForeignFd, KnowsWhatIsHarmless) {

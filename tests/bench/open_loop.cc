@@ -43,6 +43,7 @@
 
 #include "tests/bench/net.h"
 #include "tests/bench/options.h"
+#include "tools/rcsock/perf/histogram.h"
 
 namespace {
 
@@ -57,6 +58,12 @@ struct Use {
   double cpu_ns = 0;
   double sleeps = 0;
 };
+
+// Returns how often this process has waited for the kernel to give it memory.
+long OwnFaults() {
+  rusage usage{};
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_minflt : 0;
+}
 
 double NsOf(clockid_t clock) {
   timespec at{};
@@ -143,9 +150,6 @@ class Client {
     const std::int64_t start = bench::NowNs();
     const std::int64_t counted = start + Ns(options_.warm_up);
     const std::int64_t end = counted + Ns(options_.seconds);
-    // The pages are touched as they are needed.
-    const double most = Closed() ? 2e6 : options_.rate * 1.2;
-    latencies_.reserve(static_cast<std::size_t>(most * options_.seconds) + 64);
     due_ = Closed() ? end : start;
     loops_ = Closed();
     if (loops_) {
@@ -158,6 +162,7 @@ class Client {
       if (began == 0 && now >= counted) {
         peer = UseOf(options_.peer);
         own = UseOf(::getpid());
+        faults_ = OwnFaults();
         began = bench::NowNs();
         counts_ = true;
       }
@@ -165,6 +170,7 @@ class Client {
       Take(std::max<std::int64_t>(0, std::min(due_, end) - bench::NowNs()));
     }
     const double elapsed = static_cast<double>(bench::NowNs() - began);
+    faults_ = OwnFaults() - faults_;
     const Use own_end = UseOf(::getpid());
     const Use peer_end = UseOf(options_.peer);
     Tell(elapsed, {own_end.cpu_ns - own.cpu_ns, own_end.sleeps - own.sleeps},
@@ -307,7 +313,9 @@ class Client {
     const std::size_t answer = words_.answer.size();
     for (; one->part >= answer; one->part -= answer) {
       if (one->due.empty()) bench::Die("an answer to no request");
-      if (counts_) latencies_.push_back(now - one->due.front());
+      if (counts_) {
+        latencies_.Record(static_cast<std::uint64_t>(now - one->due.front()));
+      }
       one->due.pop_front();
       --open_;
     }
@@ -316,29 +324,25 @@ class Client {
   }
 
   double Percentile(double part) const {
-    if (latencies_.empty()) return 0;
-    const auto at =
-        static_cast<std::size_t>(part * static_cast<double>(latencies_.size()));
-    return static_cast<double>(
-               latencies_[std::min(at, latencies_.size() - 1)]) /
-           1e3;
+    return static_cast<double>(latencies_.Percentile(part)) / 1e3;
   }
 
   void Tell(double elapsed_ns, Use own, Use peer) {
-    std::sort(latencies_.begin(), latencies_.end());
-    const double done = static_cast<double>(latencies_.size());
+    const double done = static_cast<double>(latencies_.count());
     const double each = done > 0 ? 1 / done : 0;
     std::printf(
         "{\"connections\": %d, \"rate\": %.0f, \"done\": %.1f, "
         "\"refused\": %llu, \"p50_us\": %.2f, \"p99_us\": %.2f, "
         "\"p999_us\": %.2f, \"max_us\": %.2f, \"client_cpu_us\": %.3f, "
         "\"server_cpu_us\": %.3f, \"client_sleeps\": %.3f, "
-        "\"server_sleeps\": %.3f, \"lives\": %llu}\n",
+        "\"server_sleeps\": %.3f, \"client_faults\": %ld, "
+        "\"lives\": %llu}\n",
         options_.connections, options_.rate, done * 1e9 / elapsed_ns,
         static_cast<unsigned long long>(refused_), Percentile(0.5),
-        Percentile(0.99), Percentile(0.999), Percentile(1),
-        own.cpu_ns * each / 1e3, peer.cpu_ns * each / 1e3, own.sleeps * each,
-        peer.sleeps * each, static_cast<unsigned long long>(lives_));
+        Percentile(0.99), Percentile(0.999),
+        static_cast<double>(latencies_.max()) / 1e3, own.cpu_ns * each / 1e3,
+        peer.cpu_ns * each / 1e3, own.sleeps * each, peer.sleeps * each,
+        faults_, static_cast<unsigned long long>(lives_));
   }
 
   const Options& options_;
@@ -352,8 +356,11 @@ class Client {
   std::uint64_t refused_ = 0;  // requests that found no room at first
   std::uint64_t lives_ = 0;    // connections that have ended
   bool counts_ = false;
+  long faults_ = 0;     // in the time that counts
   bool loops_ = false;  // an answer brings the next request
-  std::vector<std::int64_t> latencies_;
+  // Of a fixed size: a client that makes room for each latency stands still at
+  // times, and charges the server for that.
+  rcsock::perf::Histogram latencies_;
   std::mt19937_64 random_{options_.seed};
   std::uniform_int_distribution<std::uint64_t> pick_;
   std::uniform_real_distribution<double> uniform_{0, 1};

@@ -125,6 +125,7 @@ struct Request {
 
 // A WRITE that is not visible yet.
 struct Late {
+  std::uint32_t key;
   std::uint64_t address;
   std::vector<std::uint8_t> bytes;
 };

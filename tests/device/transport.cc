@@ -50,16 +50,14 @@ Mr* Covering(const Qp* qp, std::uint64_t address, std::size_t length,
              : nullptr;
 }
 
-// Where the device finds an address of the program's.
-void* At(const Qp* qp, std::uint64_t address) {
-  for (const auto& [key, mr] : qp->state->mrs) {
-    const auto base = reinterpret_cast<std::uintptr_t>(mr->base.addr);
-    if (mr->device != nullptr && address >= base &&
-        address - base < mr->base.length) {
-      return mr->device + (address - base);
-    }
+// Where the device finds an address of that region. Another region may have the
+// same addresses: its memory has gone, and the program has mapped new memory.
+void* At(const Mr* mr, std::uint64_t address) {
+  if (mr == nullptr || mr->device == nullptr) {
+    return reinterpret_cast<void*>(address);
   }
-  return reinterpret_cast<void*>(address);
+  return mr->device +
+         (address - reinterpret_cast<std::uintptr_t>(mr->base.addr));
 }
 
 // A word that others may be reading or writing is taken, and put, as one.
@@ -143,10 +141,9 @@ bool Gather(const Qp* qp, const Request& request, std::uint32_t offset,
     if (offset < end && length > 0) {
       const std::uint32_t skip = offset - begin;
       const std::uint32_t n = std::min(length, sge.length - skip);
-      if (Covering(qp, sge.addr + skip, n, sge.lkey, 0) == nullptr) {
-        return false;
-      }
-      Copy(to, At(qp, sge.addr + skip), n);
+      const Mr* const mr = Covering(qp, sge.addr + skip, n, sge.lkey, 0);
+      if (mr == nullptr) return false;
+      Copy(to, At(mr, sge.addr + skip), n);
       to += n;
       offset += n;
       length -= n;
@@ -339,11 +336,12 @@ bool HaveReceive(Conn* conn, Qp* qp, const Head& head) {
   return false;
 }
 
-void Write(Qp* qp, std::uint64_t address, const char* data,
+// `mr` is null for a WRITE of nothing.
+void Write(Qp* qp, const Mr* mr, std::uint64_t address, const char* data,
            std::uint32_t length) {
   State* const state = qp->state;
   if (!state->options.unordered) {
-    Copy(At(qp, address), data, length);
+    Copy(At(mr, address), data, length);
     return;
   }
   // In pieces of lines, each on its own; a line or less by its words.
@@ -352,7 +350,7 @@ void Write(Qp* qp, std::uint64_t address, const char* data,
     std::uint32_t n = std::min(length, word);
     if (n > 128 && state->Chance(2)) n = 64 * (1 + state->Below(n / 64 - 1));
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
-    qp->late.push_back({address, {bytes, bytes + n}});
+    qp->late.push_back({mr->base.rkey, address, {bytes, bytes + n}});
     address += n;
     data += n;
     length -= n;
@@ -363,8 +361,11 @@ void Write(Qp* qp, std::uint64_t address, const char* data,
 }
 
 void OnWrite(Conn* conn, Qp* qp, const Head& head, const char* data) {
-  if (head.total != 0 && Covering(qp, head.address, head.total, head.key,
-                                  IBV_ACCESS_REMOTE_WRITE) == nullptr) {
+  const Mr* const mr = head.total == 0
+                           ? nullptr
+                           : Covering(qp, head.address, head.total, head.key,
+                                      IBV_ACCESS_REMOTE_WRITE);
+  if (head.total != 0 && mr == nullptr) {
     return Refuse(conn, qp, head.number, IBV_WC_REM_ACCESS_ERR,
                   IBV_EVENT_QP_ACCESS_ERR);
   }
@@ -372,7 +373,7 @@ void OnWrite(Conn* conn, Qp* qp, const Head& head, const char* data) {
   if (last && head.kind == Kind::kWriteImm && !HaveReceive(conn, qp, head)) {
     return;
   }
-  Write(qp, head.address + head.offset, data, head.length);
+  Write(qp, mr, head.address + head.offset, data, head.length);
   qp->offset += head.length;
   if (!last) return;
   qp->offset = 0;
@@ -396,10 +397,10 @@ void OnSend(Conn* conn, Qp* qp, const Head& head, const char* data) {
     if (offset < end && left > 0) {
       const std::uint32_t n = std::min(left, end - offset);
       const std::uint64_t to = sge.addr + (offset - begin);
-      if (Covering(qp, to, n, sge.lkey, IBV_ACCESS_LOCAL_WRITE) == nullptr) {
-        break;
-      }
-      Copy(At(qp, to), data, n);
+      const Mr* const mr =
+          Covering(qp, to, n, sge.lkey, IBV_ACCESS_LOCAL_WRITE);
+      if (mr == nullptr) break;
+      Copy(At(mr, to), data, n);
       data += n;
       offset += n;
       left -= n;
@@ -428,8 +429,9 @@ void OnSend(Conn* conn, Qp* qp, const Head& head, const char* data) {
 
 void OnReadRequest(Conn* conn, Qp* qp, const Head& head) {
   Land(qp, true);
-  if (Covering(qp, head.address, head.total, head.key,
-               IBV_ACCESS_REMOTE_READ) == nullptr) {
+  const Mr* const mr =
+      Covering(qp, head.address, head.total, head.key, IBV_ACCESS_REMOTE_READ);
+  if (mr == nullptr) {
     return Refuse(conn, qp, head.number, IBV_WC_REM_ACCESS_ERR,
                   IBV_EVENT_QP_ACCESS_ERR);
   }
@@ -443,7 +445,7 @@ void OnReadRequest(Conn* conn, Qp* qp, const Head& head) {
     answer.length =
         std::min<std::uint32_t>(head.total - offset, std::uint32_t{kMtu});
     std::string data(answer.length, '\0');
-    Copy(data.data(), At(qp, head.address + offset), answer.length);
+    Copy(data.data(), At(mr, head.address + offset), answer.length);
     SendFrame(conn, answer, data);
     offset += answer.length;
   } while (offset < head.total);
@@ -457,10 +459,9 @@ void OnReadResponse(Qp* qp, const Head& head, const char* data) {
   // On iWARP the answer is a message that names the sink, as a WRITE's does.
   const unsigned access = qp->state->options.iwarp ? IBV_ACCESS_REMOTE_WRITE
                                                    : IBV_ACCESS_LOCAL_WRITE;
-  if (Covering(qp, sink.addr, head.total, sink.lkey, access) == nullptr) {
-    return Fail(qp, request, IBV_WC_LOC_PROT_ERR);
-  }
-  Copy(At(qp, sink.addr + head.offset), data, head.length);
+  const Mr* const mr = Covering(qp, sink.addr, head.total, sink.lkey, access);
+  if (mr == nullptr) return Fail(qp, request, IBV_WC_LOC_PROT_ERR);
+  Copy(At(mr, sink.addr + head.offset), data, head.length);
   if (head.offset + head.length != head.total) return;
   request->done = true;
   --qp->reads;
@@ -671,13 +672,9 @@ void Land(Qp* qp, bool all) {
     const Late one = std::move(qp->late[which]);
     qp->late.erase(qp->late.begin() + static_cast<std::ptrdiff_t>(which));
     // (Its key may have gone meanwhile: with that it came to nothing.)
-    for (const auto& [key, mr] : qp->state->mrs) {
-      const auto base = reinterpret_cast<std::uintptr_t>(mr->base.addr);
-      if (one.address >= base &&
-          one.address + one.bytes.size() <= base + mr->base.length) {
-        Copy(At(qp, one.address), one.bytes.data(), one.bytes.size());
-        break;
-      }
+    const auto mr = qp->state->mrs.find(one.key);
+    if (mr != qp->state->mrs.end()) {
+      Copy(At(mr->second, one.address), one.bytes.data(), one.bytes.size());
     }
     if (!all) return;
   }

@@ -457,11 +457,9 @@ int ibv_dereg_mr(ibv_mr* base) {
     const std::lock_guard hold(mr->state->mutex);
     mr->state->mrs.erase(mr->base.rkey);
     // Nothing lands there behind it, also not in memory registered anew.
-    const auto begin = reinterpret_cast<std::uintptr_t>(mr->base.addr);
     for (const auto& [number, qp] : mr->state->qps) {
-      std::erase_if(qp->late, [&](const Late& one) {
-        return one.address >= begin && one.address - begin < mr->base.length;
-      });
+      std::erase_if(qp->late,
+                    [&](const Late& one) { return one.key == mr->base.rkey; });
     }
     --reinterpret_cast<Pd*>(mr->base.pd)->users;
   }

@@ -15,6 +15,8 @@ class DriverFaultsTest : public StreamTest {
  protected:
   void SetUp() override {
     if (Gpu::Get().real()) GTEST_SKIP();
+    // An RDMA device would read the memory without a copy.
+    if (Rdma()) Gpu::Get().Call<void(int)>("fake_cuda_dmabuf")(0);
     StreamTest::SetUp();
   }
   static void Break(int result) {
@@ -63,7 +65,8 @@ TEST_P(DriverFaultsTest, CopiesArePinnedAndSeveralAtOnce) {
 TEST_P(DriverFaultsTest, ReceivesCopySeveralAtOnce) {
   const Buffer to(kLarge);
   const auto bytes = Pattern(kLarge, 8);
-  // What arrives at once may be less than a slot.
+  // TCP may bring less than a slot at once. A ring is small at first.
+  const std::size_t wanted = GetParam() == Path::kLane ? 4 : 2;
   std::size_t most = 0;
   const time_t end = time(nullptr) + 30;
   Delay(5000);
@@ -80,9 +83,9 @@ TEST_P(DriverFaultsTest, ReceivesCopySeveralAtOnce) {
     const auto counts = Gpu::Get().Counts();
     EXPECT_EQ(counts.pageable, 0u);
     most = counts.most_at_once;
-  } while (most < 2 && time(nullptr) < end);
+  } while (most < wanted && time(nullptr) < end);
   Delay(0);
-  EXPECT_GE(most, 2u);
+  EXPECT_GE(most, wanted);
 }
 
 TEST_P(DriverFaultsTest, FailedCopyOfASend) {
@@ -218,7 +221,7 @@ TEST_P(DriverFaultsTest, CopyOfAReceiveThatDoesNotEnd) {
 TEST_P(DriverFaultsTest, ResetAndEndOfTheDriver) {
   const Buffer memory(100'000);
   rcs_sent sent{};
-  const int kCases[][2] = {{4, ENODEV}, {709, ENODEV}, {214, EIO}, {999, EIO}};
+  const int kCases[][2] = {{4, ENODEV}, {709, EFAULT}, {214, EIO}, {999, EIO}};
   for (const auto& [result, error] : kCases) {
     Break(result);
     EXPECT_EQ(rcs_send_registered(one_, memory.at(), 10, 0, &sent), -1);

@@ -1,5 +1,7 @@
 // Memory of a GPU that an RDMA device reads and writes.
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -54,6 +56,29 @@ TEST_P(RdmaMemoryTest, CopiedWhereItCannotBeExported) {
   CanExport(1);
 }
 
+// As where the kernel has a module that knows the GPU's memory by its address.
+TEST_P(RdmaMemoryTest, DeviceReadsItByItsAddress) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  CanExport(0);
+  ::setenv("FAKE_CUDA_PLAIN", "1", 1);
+  {
+    const Buffer from(kSize), to(kSize);
+    ::unsetenv("FAKE_CUDA_PLAIN");
+    rcs_sent sent{};
+    SendOne(from, kSize, 18, &sent);
+    EXPECT_NE(sent.lane, 0u);
+    AwaitDone(&sent);
+    rcs_exposure where{};
+    ASSERT_EQ(rcs_expose(other_, to.at(), kSize, &where), 0)
+        << std::strerror(errno);
+    ASSERT_GT(rcs_place(one_, &where, 0, from.at(), kSize), 0);
+    PingPong();
+    EXPECT_EQ(Gpu::Get().Take(to.at(), kSize), Pattern(kSize, 18));
+    EXPECT_EQ(rcs_hide(other_, &where), 0);
+  }
+  CanExport(1);
+}
+
 // What the peer has not taken goes over TCP, from the GPU's memory.
 TEST_P(RdmaMemoryTest, LeavesTheLaneWithUntakenBytes) {
   const Buffer from(kSize);
@@ -69,6 +94,32 @@ TEST_P(RdmaMemoryTest, LeavesTheLaneWithUntakenBytes) {
   leave.join();
   EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
   AwaitDone(&sent);
+}
+
+// What was in slots ahead of the stream comes again, by TCP.
+TEST_P(RdmaMemoryTest, LeavesTheLaneAmidAReceive) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  const auto delay = Gpu::Get().Call<void(unsigned)>("fake_cuda_delay");
+  const Buffer to(4 * kSize);
+  for (unsigned turn = 0; turn < 6; ++turn) {
+    ASSERT_TRUE(Promoted());
+    const auto bytes = Pattern(4 * kSize, 20 + turn);
+    delay(2000);
+    std::thread send([&] {
+      EXPECT_EQ(rcs_send(one_, bytes.data(), bytes.size(), 0),
+                static_cast<ssize_t>(bytes.size()));
+    });
+    std::thread leave([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 + 7 * turn));
+      rcs_demote(turn % 2 == 0 ? one_ : other_, 20'000);
+    });
+    EXPECT_EQ(rcs_recv_registered(other_, to.at(), bytes.size(), MSG_WAITALL),
+              static_cast<ssize_t>(bytes.size()));
+    send.join();
+    leave.join();
+    delay(0);
+    ASSERT_TRUE(Gpu::Get().Take(to.at(), bytes.size()) == bytes) << turn;
+  }
 }
 
 // What the peer has not taken may be gone with the memory: then the stream
@@ -145,6 +196,33 @@ TEST_P(RdmaMemoryTest, PlacesNothingOfFreedMemory) {
   EXPECT_EQ(errno, EFAULT);
   EXPECT_EQ(rcs_unregister_buffer(from.at(), kSize), 0);
   from.Forget();
+}
+
+// A key of memory that has gone says nothing of what the program maps there
+// later.
+TEST_P(RdmaMemoryTest, HostMemoryWhereAGpusWas) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  Buffer gone(kSize);
+  rcs_sent sent{};
+  SendOne(gone, kSize, 16, &sent);
+  AwaitDone(&sent);
+  const Buffer from(kSize);
+  const auto bytes = Pattern(kSize, 17);
+  Gpu::Get().Put(from.at(), bytes);
+  Gpu::Get().Free(gone.at());
+  void* const to =
+      ::mmap(gone.at(), kSize, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+  ASSERT_EQ(to, gone.at()) << std::strerror(errno);
+  rcs_exposure where{};
+  ASSERT_EQ(rcs_expose(other_, to, kSize, &where), 0) << std::strerror(errno);
+  ASSERT_GT(rcs_place(one_, &where, 0, from.at(), kSize), 0);
+  PingPong();
+  EXPECT_EQ(std::memcmp(to, bytes.data(), kSize), 0);
+  EXPECT_EQ(rcs_hide(other_, &where), 0);
+  EXPECT_EQ(rcs_unregister_buffer(gone.at(), kSize), 0);
+  gone.Forget();
+  ::munmap(to, kSize);
 }
 
 TEST_P(RdmaMemoryTest, NotExposedWhereTheGpuDoesNotOrderWrites) {

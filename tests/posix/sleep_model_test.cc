@@ -380,5 +380,96 @@ TEST(InputModel, ChangedBeforeTheCountIsLookedAt) {
   EXPECT_TRUE(Hangs(Input{.ask_before_bump = true, .changes = true}));
 }
 
+// --- A stream whose lane rings another bell from now on (LaneNotice::Tell)
+
+// A message comes while the bell of a set takes the place of the conductor's.
+// The sender may look at the wish before its message is visible.  Nobody fences
+// or looks behind the new wish.
+struct NewBell {
+  // Rules to leave out.
+  bool rang_none = false;  // the lane has rung the conductor's bell until now
+  bool kept = false;       // the conductor passes on what rings its bell
+
+  enum { kNone, kConductors, kSets };  // wishes
+  enum { kLoad, kPublish, kRing, kSent };
+  enum { kWish, kTold };
+  enum { kArm, kLook, kSleep, kFound };
+  enum { kSender, kSeen, kVisible, kTeller, kNow, kSleeper, kWoken, kRung };
+  using State = std::array<std::uint8_t, 8>;
+
+  State First() const {
+    State s{};
+    s[kNow] = rang_none ? kNone : kConductors;
+    return s;
+  }
+  bool Done(const State& s) const {
+    return s[kSender] == kSent && s[kTeller] == kTold && s[kSleeper] == kFound;
+  }
+  // A heavy fence: what the sender has posted is visible.
+  static void Fence(State* s) {
+    if ((*s)[kSender] == kPublish) (*s)[kVisible] = 1;
+  }
+
+  void Steps(const State& s, Next<State>* next) const {
+    State to = s;
+    switch (s[kSender]) {
+      case kLoad:
+        to[kSeen] = s[kNow];
+        to[kSender] = kPublish;
+        next->Add(to);
+        break;
+      case kPublish:
+        to[kVisible] = 1;
+        to[kSender] = kRing;
+        next->Add(to);
+        break;
+      case kRing:
+        if (s[kSeen] == kConductors) to[kRung] = 1;
+        if (s[kSeen] == kSets) to[kWoken] = 1;
+        to[kSender] = kSent;
+        next->Add(to);
+        break;
+    }
+    to = s;
+    if (s[kTeller] == kWish) {
+      to[kNow] = kSets;
+      to[kTeller] = kTold;
+      next->Add(to);
+    }
+    to = s;
+    if (s[kRung] != 0 && !kept) {
+      to[kRung] = 0;
+      to[kWoken] = 1;
+      next->Add(to);
+    }
+    to = s;
+    switch (s[kSleeper]) {
+      case kArm:
+        to[kWoken] = 0;
+        Fence(&to);
+        to[kSleeper] = kLook;
+        next->Add(to);
+        break;
+      case kLook:
+        to[kSleeper] = s[kVisible] != 0 ? kFound : kSleep;
+        next->Add(to);
+        break;
+      case kSleep:
+        if (s[kWoken] == 0) break;
+        to[kSleeper] = kArm;
+        next->Add(to);
+        break;
+    }
+  }
+};
+
+TEST(NewBell, NoMessageIsMissed) { EXPECT_FALSE(Hangs(NewBell{})); }
+TEST(NewBell, TheConductorsBellHasBeenRungBefore) {
+  EXPECT_TRUE(Hangs(NewBell{.rang_none = true}));
+}
+TEST(NewBell, TheConductorPassesOnWhatRingsItsBell) {
+  EXPECT_TRUE(Hangs(NewBell{.kept = true}));
+}
+
 }  // namespace
 }  // namespace rcsock

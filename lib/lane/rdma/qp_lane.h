@@ -165,6 +165,8 @@ class QpLane final : public RdmaLane {
   Head Peek() override;
   std::size_t Read(const iovec* iov, int count, std::size_t skip,
                    std::size_t limit, bool peek) override;
+  // Copies data from `skip` bytes behind the next byte on, and leaves it there.
+  std::size_t CopyAhead(std::size_t skip, std::byte* to, std::size_t limit);
   std::size_t ReadCtl(void* message, std::size_t capacity) override;
   std::size_t Readable() override;
   bool HalfFull() override;

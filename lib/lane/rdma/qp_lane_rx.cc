@@ -284,6 +284,25 @@ std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
   return done;
 }
 
+std::size_t QpLane::CopyAhead(std::size_t skip, std::byte* to,
+                              std::size_t limit) {
+  std::size_t done = 0;
+  ring::Rx at = rx_;
+  while (done < limit && LandedData(&at)) {
+    const bool skips = skip != 0;
+    const auto n = static_cast<std::uint32_t>(
+        std::min<std::size_t>(at.left(), skips ? skip : limit - done));
+    if (skips) {
+      skip -= n;
+    } else {
+      std::memcpy(to + done, Bytes(at), n);
+      done += n;
+    }
+    at.Take(n);
+  }
+  return done;
+}
+
 std::size_t QpLane::ReadCtl(void* message, std::size_t capacity) {
   return LandedReader::ReadCtl(this, message, capacity);
 }

@@ -8,6 +8,14 @@ namespace rcsock::posix {
 
 using rendezvous::Conductor;
 
+namespace {
+
+// What a lane is told for the switch, with the conductor's bell.
+constexpr std::uint32_t kOfSwitch =
+    lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller;
+
+}  // namespace
+
 std::shared_ptr<lane::shm::Link> LaneNotice::Join(
     std::shared_ptr<lane::shm::Link> link, int index) {
   link_.swap(link);
@@ -51,15 +59,26 @@ void LaneNotice::WantSource(bool wanted) {
   }
 }
 
+// During the switch each message rings the conductor's bell, and the conductor
+// passes it on to all who wait for the stream.  So a sender that does not see
+// the next wish yet wakes them nevertheless, and that wish needs no fence.  The
+// fence would interrupt all processors, for each stream that comes on a lane.
 void LaneNotice::Tell(std::uint32_t bits, int bell) {
   latches_.AssertHeld();
+  const bool rings_all = bits_.load(std::memory_order_relaxed) == kOfSwitch &&
+                         bell_.load(std::memory_order_relaxed) == 0;
   bell_.store(bell, std::memory_order_relaxed);
   // A thread that sees the wish and sleeps on the stream's bell sees which
   // bell.
   bits_.store(bits, std::memory_order_release);
   if (lane_ == nullptr) return;
   WantSource(bits != 0 && bell == 0);
-  lane_->SetNotify(bits, bell);
+  lane::shm::ShmLane* const shm = Shm();
+  if (shm != nullptr && rings_all) {
+    shm->Wish(bits, bell);
+  } else {
+    lane_->SetNotify(bits, bell);
+  }
 }
 
 void LaneNotice::Wish(std::uint32_t bits) {

@@ -67,8 +67,10 @@ class Placement {
   // handler runs meanwhile.
   ssize_t FillRing(const std::byte* from, std::size_t length, DeviceCopy* copy);
   ssize_t DrainRing(std::byte* to, std::size_t length, DeviceCopy* copy);
-  // What a call takes from TCP ahead of its copies: sock_taken.h.
+  // What a call has ahead of its copies, from TCP and from an RDMA lane:
+  // sock_taken.h.
   class Taken;
+  class Seen;
   // Returns the RDMA lane that the stream reads from, or null.  Requires the
   // rx_latch, as LaneOfSerial does.
   lane::rdma::QpLane* ReceivingLane();
@@ -81,6 +83,7 @@ class Placement {
   // null if the stream is not on it.  Requires either latch.
   lane::Lane* LaneOf(std::uint32_t epoch) const;
 
+  class Kept;
   class RingCopies;
   class Fill;
   class Drain;

@@ -277,9 +277,16 @@ void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   }
   notice_.Begin(lane_.get());
   Settings(this).BoundSendsLatched();
-  // During the switch the conductor takes the control messages.
-  notice_.Tell(
-      lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
+  // During the switch the conductor takes the control messages.  A lane of
+  // shared memory has had this wish since before the peer could post
+  // (Session::Adopted).
+  constexpr std::uint32_t kAll =
+      lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller;
+  if (lane_is_shm_ && notice_.bell() == 0) {
+    notice_.Wish(kAll);
+  } else {
+    notice_.Tell(kAll, 0);
+  }
   RCSOCK_LOG(2, "fd %d: lane open, epoch %u", fd(), by.epoch);
   // Rule 2.  A peer that answers on an unauthenticated lane must also know more
   // of the connection than any program on its host can see.
