@@ -21,11 +21,25 @@ inline bool Alone() {
   return __builtin_expect(alone.load(std::memory_order_relaxed), 1);
 }
 
+// True while `alone` is, and rcsock has made no thread that knows the program's
+// streams either. Then the calling thread is the only one that touches them.
+// Where no handler may run, it may do without their latches (I-LONE-1).
+// Relaxed, for the same reason.
+extern constinit std::atomic<bool> lone;
+
+inline bool Lone() {
+  return __builtin_expect(lone.load(std::memory_order_relaxed), 1);
+}
+
 // Requires that each call that makes a thread or cancels now comes to EndAlone.
 // Does nothing if one of these calls has come already, or if a library behind
 // rcsock has blocking calls of its own.
 void BeginAlone();
 void EndAlone();
+// Called before rcsock makes a thread that knows streams.
+void EndLone();
+// In the child of a fork, where the thread that forked is the only one.
+void LoneForkChild();
 
 }  // namespace rcsock::base
 

@@ -54,9 +54,6 @@ inline void ForgetBarriers() {
 // the next tick of a busy processor: a timer that is due before costs another
 // interrupt.
 constexpr std::int64_t kNapNs = 5'000'000;
-// How many looks before the sleep take longer than a message stays in a store
-// buffer.
-constexpr int kNapLooks = 10;
 
 inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 

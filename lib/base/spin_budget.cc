@@ -1,5 +1,6 @@
 #include "lib/base/spin_budget.h"
 
+#include "lib/base/barrier.h"
 #include "lib/base/config.h"
 
 namespace rcsock::base {
@@ -29,6 +30,10 @@ void SpinBudget::Spun(std::uint64_t ticks, bool found, std::uint32_t most_us) {
 }
 
 void SpinBudget::Slept(std::uint64_t ticks, bool came, std::uint32_t most_us) {
+  constexpr std::uint64_t kNapUs = kNapNs / 1'000;
+  const bool is_long = ticks > kNapUs * ticks_per_us;
+  long_behind[slept_long] = is_long;
+  slept_long = is_long;
   if (earned) {
     if (came) account.Slept();
     if (!held) us = account.AllowedUs(most_us);

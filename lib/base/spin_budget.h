@@ -28,6 +28,11 @@ struct SpinBudget {
   bool held = false;
   // Whether `us` is what the account allows (Profile::kBalanced).
   bool earned = false;
+  // Whether the thread's last sleep was longer than a nap, and whether the
+  // sleep behind the last short one, or the last long one, was.  A client
+  // sleeps for an answer and then until its next request, in turn.
+  bool slept_long = false;
+  bool long_behind[2] = {};
   SpinAccount account;
   // The last count that Count got, and of which lane or set.
   std::uint32_t counted = 0;
@@ -45,6 +50,9 @@ struct SpinBudget {
   void Spun(std::uint64_t ticks, bool found, std::uint32_t most_us);
   // The thread has slept.  `came`: until something came on a lane.
   void Slept(std::uint64_t ticks, bool came, std::uint32_t most_us);
+  // Whether the next sleep is likely to be longer than a nap.  The end of its
+  // nap would wake the thread in vain.
+  bool SleepsLong() const { return long_behind[slept_long]; }
   // A lane or set has moved, or reported, `count` messages since it began.
   // Adds to the account the messages since this thread last called.  Leaves out
   // the message of the wait that calls, since the spin or the sleep accounts
@@ -77,6 +85,19 @@ struct SpinBudget {
     // More than a peer needs to answer, and less than a slice.
     constexpr std::uint64_t kSliceUs = 100;
     if (ticks > kSliceUs * ticks_per_us) Hold(ticks, now);
+  }
+  // A yield has let another thread run for a moment.  The kernel takes a yield
+  // for the use of a whole slice (EEVDF: of the virtual run time since Linux
+  // 6.18, of the deadline before).  A thread that yields again and again is so
+  // far in debt that it stands still for tens of milliseconds once the others
+  // have work.  So such yields are no more often than slices.
+  void GaveWay(std::uint64_t now) {
+    constexpr std::uint64_t kSliceUs = 4'000;
+    if (held) return;
+    hold_end = now + kSliceUs * ticks_per_us;
+    held_us = us;
+    us = 0;
+    held = true;
   }
 
  private:

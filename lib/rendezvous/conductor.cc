@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/alone.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/foreign_fd.h"
@@ -58,6 +59,7 @@ void* ThreadMain(void* argument) {
 // Starts the thread and waits until it works.  Returns kNone, or why it does
 // not.
 base::Reason Start(Core* core) {
+  base::EndLone();
   pthread_attr_t attributes;
   if (::pthread_attr_init(&attributes) != 0) return base::Reason::kNoThread;
   ::pthread_attr_setstacksize(&attributes, kStackSize);

@@ -7,7 +7,7 @@
 set -euo pipefail
 count=$1 calls=$2 named=$3 linked=$4 shim=$(readlink -f "$5")
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
-declare -A limits=([blocking]=782 [epoll]=1537)
+declare -A limits=([blocking]=782 [epoll]=1386)
 failed=0
 
 # usage: round LIMIT TRIPS CALLS_ARGUMENT...

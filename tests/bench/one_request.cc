@@ -1,10 +1,11 @@
 // Connections of one request, whose two ends one thread holds: what rcsock adds
 // to a connection that ends before it has a lane.
 //
-// usage: one_request instructions|calls COUNT
+// usage: one_request instructions|threads|calls COUNT
 //
 //   instructions  for count_instructions: a breakpoint before the connections,
 //                 one behind each, and one at the end
+//   threads       as instructions, in a program that has had a second thread
 //   calls         for count_syscalls: bench::Mark() before and behind them
 #include <netinet/in.h>
 #include <sys/epoll.h>
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "tests/bench/net.h"
 #include "tools/rcsock/perf/mark.h"
@@ -61,10 +63,12 @@ int main(int argc, char** argv) {
   const std::string mode = argc == 3 ? argv[1] : "";
   const long count = argc == 3 ? std::atol(argv[2]) : 0;
   const bool calls = mode == "calls";
-  if (count <= 0 || (!calls && mode != "instructions")) {
-    std::fputs("usage: one_request instructions|calls COUNT\n", stderr);
+  const bool threads = mode == "threads";
+  if (count <= 0 || (!calls && !threads && mode != "instructions")) {
+    std::fputs("usage: one_request instructions|threads|calls COUNT\n", stderr);
     return 2;
   }
+  if (threads) std::thread([] {}).join();
   std::uint16_t port = 0;
   const int listener = bench::Listen("127.0.0.1", &port);
   const int set = epoll_create1(0);

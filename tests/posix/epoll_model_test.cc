@@ -41,8 +41,9 @@ struct Hands {
   bool back_as_stranger = false;   // Recount: whether there is a stream by now
   // Situations.
   bool naps = false;
-  bool leaves = false;   // thread 0 may, with something of the kernel's
-  bool handles = false;  // thread 0 may, once
+  bool slept_long = false;  // thread 0 has, and makes no nap
+  bool leaves = false;      // thread 0 may, with something of the kernel's
+  bool handles = false;     // thread 0 may, once
   int threads = kThreads;
 
   enum {
@@ -263,8 +264,9 @@ struct Hands {
         }
         break;
       case kSleeper:
-        s[kNaps + i] = naps && (s[kUnlooked + i] == 0 || s[kSleepers] == 0 ||
-                                naps_with_an_edge);
+        s[kNaps + i] =
+            naps && !(slept_long && i == 0) &&
+            (s[kUnlooked + i] == 0 || s[kSleepers] == 0 || naps_with_an_edge);
         ++s[kSleepers];
         if (i == 0) s[kKnown] = handles;
         s[kOwes + i] = !naps;  // (to strangers, of whom there are none then)
@@ -407,6 +409,7 @@ TEST(HandsModel, NobodyWaitsForEver) {
   EXPECT_FALSE(Hangs(Hands{}));
   EXPECT_FALSE(Hangs(Hands{.naps = true}));
   EXPECT_FALSE(Hangs(Hands{.naps = true, .leaves = true}));
+  EXPECT_FALSE(Hangs(Hands{.naps = true, .slept_long = true, .leaves = true}));
 }
 // tests/posix/handler_jumps, siglongjmp_of_waiters; steps,
 // siglongjmp_at_each_step. (Two threads: with a third there are too many
@@ -438,6 +441,8 @@ TEST(HandsModel, AStrangerCountedAnewLooksForStreams) {
 }
 TEST(HandsModel, WhoSleepsForGoodHasFenced) {
   EXPECT_TRUE(Hangs(Hands{.no_heavy_fence = true, .naps = true}));
+  EXPECT_TRUE(
+      Hangs(Hands{.no_heavy_fence = true, .naps = true, .slept_long = true}));
   EXPECT_TRUE(Hangs(Hands{.no_new_generation = true, .naps = true}));
 }
 TEST(HandsModel, ANapEnds) {

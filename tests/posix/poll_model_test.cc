@@ -27,6 +27,8 @@ struct Polls {
   bool kicks_before = false;    // ... before the stream has the other bell
   bool no_heavy_fence = false;  // Arm
   bool nap_without_end = false;
+  // A situation: thread 0's last sleep was longer than a nap.
+  bool slept_long = false;
 
   enum {
     kLook,
@@ -70,6 +72,7 @@ struct Polls {
   State First() const {
     State s{};
     if (kicks_before) s[kMover] = kKickPollers;
+    s[kNapped] = slept_long ? 1 : 0;
     return s;
   }
   bool Done(const State& s) const {
@@ -220,7 +223,10 @@ struct Polls {
   }
 };
 
-TEST(PollsModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(Polls{})); }
+TEST(PollsModel, NobodyWaitsForEver) {
+  EXPECT_FALSE(Hangs(Polls{}));
+  EXPECT_FALSE(Hangs(Polls{.slept_long = true}));
+}
 TEST(PollsModel, SleepsByTheBellThatTheStreamRings) {
   EXPECT_TRUE(Hangs(Polls{.own_bell_only = true}));
 }
@@ -239,6 +245,7 @@ TEST(PollsModel, ArmThenLookThenSleep) {
 }
 TEST(PollsModel, WhoSleepsForGoodHasFenced) {
   EXPECT_TRUE(Hangs(Polls{.no_heavy_fence = true}));
+  EXPECT_TRUE(Hangs(Polls{.no_heavy_fence = true, .slept_long = true}));
 }
 TEST(PollsModel, ANapEnds) {
   EXPECT_TRUE(Hangs(Polls{.nap_without_end = true}));

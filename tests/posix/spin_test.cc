@@ -98,5 +98,51 @@ TEST(Spin, AStoppedMachineSaysNothing) {
   EXPECT_FALSE(budget.Held(now + 2'000'000 * base::ticks_per_us));
 }
 
+// How often a spin of this thread yields, if each yield takes so long.
+int YieldsOfASpin(std::uint64_t yield_us) {
+  int yields = 0;
+  Spinner spin;
+  while (spin.Go([&] {
+    ++yields;
+    const std::uint64_t until = base::Ticks() + yield_us * base::ticks_per_us;
+    while (base::Ticks() < until) base::CpuRelax();
+  })) {
+  }
+  return yields;
+}
+
+TEST(Spin, AYieldThatGivesWayIsTheOnlyOneOfASlice) {
+  const SpinBudget before = base::tls_spin;
+  int first = 0;
+  // A thread that has lost its CPU meanwhile makes none.
+  for (int i = 0; i < 1'000 && first == 0; ++i) {
+    base::tls_spin = {};
+    // Longer than any spin of a busy machine.
+    base::tls_spin.Begin(10'000'000, false);
+    first = YieldsOfASpin(5);
+  }
+  EXPECT_EQ(first, 1);
+  EXPECT_TRUE(base::tls_spin.held);
+  // Until the kernel has forgotten that one.
+  int yields = 0;
+  for (int i = 0; i < 20; ++i) yields += YieldsOfASpin(5);
+  if (base::Ticks() < base::tls_spin.hold_end) EXPECT_EQ(yields, 0);
+  base::tls_spin = before;
+}
+
+TEST(Spin, GivingWayHoldsForASlice) {
+  SpinBudget budget;
+  budget.us = kSpinUs;
+  const std::uint64_t now = 1'000'000 * base::ticks_per_us;
+  budget.GaveWay(now);
+  EXPECT_EQ(budget.us, 0u);
+  EXPECT_TRUE(budget.Held(now + 3'999 * base::ticks_per_us));
+  EXPECT_FALSE(budget.Held(now + 4'000 * base::ticks_per_us));
+  EXPECT_EQ(budget.us, kSpinUs);
+  // It is no loss: the next loss is the first one.
+  budget.Lost(200 * base::ticks_per_us, now + 5'000 * base::ticks_per_us);
+  EXPECT_FALSE(budget.Held(now + 7'000 * base::ticks_per_us));
+}
+
 }  // namespace
 }  // namespace rcsock::posix

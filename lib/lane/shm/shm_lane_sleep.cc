@@ -6,7 +6,9 @@
 
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
+#include "lib/base/nap.h"
 #include "lib/base/sleep.h"
+#include "lib/base/spin_budget.h"
 #include "lib/lane/shm/link_state.h"
 #include "lib/lane/shm/shm_lane.h"
 
@@ -65,16 +67,19 @@ int ShmLane::Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
 // first part of a sleep is a nap, which needs no heavy fence. A sender wakes no
 // thread if its message was still in its store buffer when it looked for the
 // wish. The looks before the nap take longer than a store stays there. If a
-// store takes longer still, the nap ends by itself.
+// store takes longer still, the nap ends by itself. A thread that is
+// likely to sleep for longer makes the heavy fence at once.
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   timespec rest{};
   if (base::barriers.processes.load(std::memory_order_relaxed) &&
+      !base::tls_spin.SleepsLong() &&
       (timeout == nullptr || timeout->tv_sec > 0 ||
        timeout->tv_nsec > base::kNapNs)) {
-    for (int i = 0; i < base::kNapLooks; ++i) {
+    const std::uint64_t armed_at = base::Ticks();
+    for (bool last = false; !last; base::CpuRelax()) {
+      last = base::NapLooksEnd(armed_at);
       if (RxPending()) return -EAGAIN;
-      base::CpuRelax();
     }
     const timespec nap{0, base::kNapNs};
     const int result = Sleep(own_futex_.rx, token, &nap);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "lib/base/alone.h"
 #include "lib/base/backoff.h"
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
@@ -294,6 +295,11 @@ void Bind(int fd, File* file, const FileOps& ops) {
   file->fds.store(1, std::memory_order_relaxed);
   ops.number(file, fd, true);
   OpsPlace(file).store(&ops, std::memory_order_relaxed);
+  if (base::Lone()) {
+    Raise(fd);
+    Put(fd, file);
+    return;
+  }
   // Not while another thread forks (ForkPrepare).
   Critical critical;
   between_latch.lock();
@@ -386,9 +392,16 @@ int CloseClaimed(int fd, File* file, const Successor& next) {
 
 int CloseFd(int fd) {
   constexpr Successor kNothing;
-  if (Entry(fd) != nullptr && InBorrowedMemory()) {
+  File* const named = Entry(fd);
+  if (named == nullptr) return KernelClose(fd, kNothing);
+  if (InBorrowedMemory()) {
     Lend(fd);
     return KernelClose(fd, kNothing);
+  }
+  if (named->kind == FileKind::kSock && base::Lone()) {
+    Critical critical;
+    int result;
+    if (OpsOf(named).close_lone(named, fd, &result)) return result;
   }
   Recall(fd);
   for (base::Backoff backoff;; backoff.Wait()) {

@@ -29,6 +29,11 @@ struct FileOps {
   // Closes the claimed number by CloseNumber.  `last`: the file has no other,
   // and fds is 0.
   int (*close)(File* file, bool last, int fd, const Successor& next);
+  // Closes an unclaimed number at once, by CloseForGood, and stores what close
+  // returns.  Requires base::Lone() and a critical section.  Returns false, and
+  // has done nothing, if the file ends in another way.  Null: so it always
+  // does.
+  bool (*close_lone)(File* file, int fd, int* result);
   // In the child of fork, where `fd` is gone.  The file has `other`.
   void (*renumber)(File* file, int fd, int other);
   // Returns whether the file may have kLaneMark.

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "lib/base/alone.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/listing.h"
@@ -77,6 +78,25 @@ std::uint16_t OwnPort(int fd) {
   return known ? PortIn(reinterpret_cast<sockaddr*>(&own), length) : 0;
 }
 
+// Calls `with` for the stream of a number, which stays that connection's for as
+// long.  Returns false if the number names none.
+template <class With>
+bool WithSock(int fd, With&& with) {
+  if (base::Lone()) {
+    // The look-up may wait, so handlers run until then.
+    Sock* const sock = LookupSock(fd);
+    const Critical critical;
+    if (sock != nullptr && Entry(fd) == sock) {
+      with(sock);
+      return true;
+    }
+  }
+  const SockAt at(fd);
+  if (!at) return false;
+  with(at.get());
+  return true;
+}
+
 // The rest of accept, for a new connection that rcsock may follow.
 int Accepted(int listener, int fd, const sockaddr_storage& peer,
              socklen_t length, bool nonblock) {
@@ -93,9 +113,8 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
     if (sock != nullptr) {
       sock->peer().Set(fd, reinterpret_cast<const sockaddr*>(&peer), length);
-      if (const SockAt from(listener); from) {
-        Settings(sock).Inherit(from.get());
-      } else {
+      if (!WithSock(listener,
+                    [=](Sock* from) { Settings(sock).Inherit(from); })) {
         Settings(sock).InheritFromUnknown(fd);
       }
       sock->search().Allow();
@@ -235,22 +254,21 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
   if (sock != nullptr &&
       (result == 0 || errno == EINPROGRESS || errno == EINTR)) {
     const int saved = errno;
-    // The call may have waited long, and the number been closed meanwhile, and
-    // even be another connection's with the same object.
-    const SockAt still(fd);
-    if (!still || &*still != sock || sock->calls().Life() != life) {
-      return result;
-    }
-    if (sock->listening.load(std::memory_order_relaxed)) {
-      // The socket was a listener until shutdown().  The kernel alone knows the
-      // options that were set on the listener.
-      sock->listening.store(false, std::memory_order_relaxed);
-      sock->way_back().Pin(base::Reason::kPinnedOption);
-    }
-    sock->peer().SetRole(stream::Role::kConnector);
-    sock->peer().Set(fd, address, length);
-    sock->search().Allow();
-    if (result == 0) sock->search().BeginIfWorth();
+    WithSock(fd, [&](Sock* still) {
+      // The call may have waited long, and the number been closed meanwhile,
+      // and even be another connection's with the same object.
+      if (still != sock || sock->calls().Life() != life) return;
+      if (sock->listening.load(std::memory_order_relaxed)) {
+        // The socket was a listener until shutdown().  The kernel alone knows
+        // the options that were set on the listener.
+        sock->listening.store(false, std::memory_order_relaxed);
+        sock->way_back().Pin(base::Reason::kPinnedOption);
+      }
+      sock->peer().SetRole(stream::Role::kConnector);
+      sock->peer().Set(fd, address, length);
+      sock->search().Allow();
+      if (result == 0) sock->search().BeginIfWorth();
+    });
     errno = saved;
   }
   return result;

@@ -27,9 +27,9 @@
 namespace rcsock::posix::hook {
 namespace {
 
-void EndAlone() {
-  if (!base::tls_internal) base::EndAlone();
-}
+// A thread that another library makes for rcsock cancels nothing, but may have
+// sockets of its own.
+void EndAlone() { base::tls_internal ? base::EndLone() : base::EndAlone(); }
 
 // The threads of libc's asynchronous I/O make system calls of their own to read
 // and write.  They do so for a socket too, where pread would fail.

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <ctime>
 
+#include "lib/base/alone.h"
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
 #include "lib/base/helper_thread.h"
@@ -148,6 +149,7 @@ void WakeHelper(HeldRing* ring) {
 }
 
 bool StartHelper(HeldRing* ring) {
+  base::EndLone();
   ring->helped = base::StartHelper(&Help, ring) == 0;
   if (ring->helped) helpers.fetch_add(1);
   return ring->helped;

@@ -44,7 +44,6 @@ EpollSet* EpollSet::New(int fd) {
     set->ever_user_.store(false, std::memory_order_relaxed);
     set->outside_.store(false, std::memory_order_relaxed);
     set->idle_since_ = 0;
-    set->shares_cpu_ = false;
   }
   return set;
 }
@@ -189,7 +188,8 @@ void EpollSet::Free() {
   if (rest.notify) InterestsNotify(sock);
 }
 
-// One call of epoll_ctl for a stream, beyond QuickChange.
+// One call of epoll_ctl for a stream, beyond QuickChange.  What each connection
+// comes to, once, is inlined.
 class EpollSet::CtlCall {
  public:
   CtlCall(EpollSet* set, int op, int fd, Sock* sock, epoll_event* event)
@@ -229,7 +229,7 @@ class EpollSet::CtlCall {
   CtlRest rest_;
 };
 
-void EpollSet::CtlCall::Change(Interest* found) {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::Change(Interest* found) {
   engine_ = sock_->interests_user;
   had_user_ = set_->HasUser();
   found_ = found;
@@ -249,7 +249,7 @@ void EpollSet::CtlCall::Change(Interest* found) {
   }
 }
 
-void EpollSet::CtlCall::Add() {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::Add() {
   if ((event_->events & EPOLLEXCLUSIVE) != 0 &&
       (event_->events & ~kWithExclusive) != 0) {
     Fail(EINVAL);
@@ -263,7 +263,7 @@ void EpollSet::CtlCall::Add() {
   }
 }
 
-void EpollSet::CtlCall::AddNew() {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::AddNew() {
   Interest* const interest = Registry::TakeInterest();
   if (interest == nullptr) {
     Fail(ENOMEM);
@@ -299,7 +299,7 @@ void EpollSet::CtlCall::AddNew() {
 }
 
 // Makes a new registration what this call asks for, and lists it by its stream.
-void EpollSet::CtlCall::Fill(Interest* interest) {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::Fill(Interest* interest) {
   interest->set = set_;
   interest->sock = sock_;
   interest->fd = fd_;
@@ -362,7 +362,7 @@ void EpollSet::CtlCall::Delete() {
   }
 }
 
-int EpollSet::CtlCall::Finish() {
+[[gnu::always_inline]] inline int EpollSet::CtlCall::Finish() {
   if (unknown_) return real::epoll_ctl(set_->fd_, op_, fd_, event_);
   lookers_.WaitOut();
   rest_.notify = rest_.notify && result_ == 0 && engine_;

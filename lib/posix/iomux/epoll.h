@@ -308,8 +308,10 @@ class EpollSet final : public File {
   static constexpr int kQuickLooks = 8;
   static bool AwaitOne(const lane::Lane* lane, int looks);
   void AwaitDirect(int looks) RC_REQUIRES(wait_latch_);
-  int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait)
-      RC_EXCLUDES(wait_latch_);
+  int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait,
+                bool due = false) RC_EXCLUDES(wait_latch_);
+  [[gnu::noinline]] int WaitBehindKernel(int fd, epoll_event* out, int capacity,
+                                         int timeout);
   int LookAtHot(int fd, epoll_event* out, int capacity, bool may_wait)
       RC_EXCLUDES(wait_latch_);
   [[gnu::noinline]] int QuickMany(int fd, epoll_event* out, int capacity,
@@ -431,6 +433,7 @@ class EpollSet final : public File {
   }
   [[gnu::noinline]] bool LeavesSome() RC_REQUIRES(wait_latch_);
   bool NothingBehind() RC_EXCLUDES(wait_latch_);
+  void EndWait(int count, Leave* leave) RC_EXCLUDES(wait_latch_);
   int DrainAndCollect(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
   [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
   // Whether local TCP has had news lately.
@@ -560,8 +563,6 @@ class EpollSet final : public File {
   lane::Source* armed_source_[kMostSources] = {};
   std::uint64_t armed_since_ = 0;
   std::atomic<std::uint64_t> idle_since_{0};  // ticks; for Look
-  // The last yield of Look has brought what the thread waited for.
-  std::atomic<bool> shares_cpu_{false};
   EpollSet* pool_next_ RC_GUARDED_BY(interest_latch) = nullptr;
   // When a thread began to sleep, in ticks; 0 once something has been reported.
   std::uint64_t slept_since_ RC_GUARDED_BY(wait_latch_) = 0;

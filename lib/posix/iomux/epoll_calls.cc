@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "lib/base/alone.h"
 #include "lib/base/clock.h"
 #include "lib/base/direct.h"
 #include "lib/base/real.h"
@@ -31,6 +32,21 @@ template <class Left>
     if (n != EpollSet::kOnlyBell) return n;
   }
   return set->Wait(leave, events, capacity, left(), mask);
+}
+
+// The rest of a lone thread's wait, in which a handler has brought the set's
+// first stream to a lane.  So the wait may end as one that a handler has
+// interrupted.
+[[gnu::cold, gnu::noinline]] int AfterLoneWait(EpollSet* set,
+                                               epoll_event* events, int n,
+                                               std::uint32_t moves) {
+  {
+    EpollSet::Leave leave(set);
+    n = set->OfKernel(events, n, moves, &leave.unlooked);
+  }
+  if (n != EpollSet::kOnlyBell) return n;
+  errno = EINTR;
+  return -1;
 }
 
 // Waits on a set.  `wait()` is the kernel's wait, for a set without a stream on
@@ -147,6 +163,13 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
                                             int capacity, int timeout,
                                             EpollSet* set) {
   UpdateMirrors();
+  if (base::Lone() && !set->EverUser() && set->IsAt(fd)) [[likely]] {
+    // No other thread brings a stream to a lane, or closes the set, so the wait
+    // counts itself for nobody.
+    const std::uint32_t moves = set->moves();
+    const int n = direct::epoll_wait(fd, events, capacity, timeout);
+    return n > 0 && set->EverUser() ? AfterLoneWait(set, events, n, moves) : n;
+  }
   const std::uint64_t start = timeout > 0 ? base::Ticks() : 0;
   const std::uint32_t moves = set->moves();
   EpollSet::Leave leave(set);

@@ -30,7 +30,8 @@ void EpollSet::CountLocal(std::uint64_t data, bool counts) {
   std::atomic<std::uint32_t>& of_data = local_data_[LocalSlot(data)];
   of_data.store(of_data.load(kRelaxed) + static_cast<std::uint32_t>(change),
                 kRelaxed);
-  if (counts) LocalNews();
+  // For a set without a stream on a lane, EnterUser brings the news.
+  if (counts && HasUser()) LocalNews();
 }
 
 void EpollSet::LocalNews() {
@@ -192,6 +193,9 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   const std::uint32_t before = moves();
   int n = base::EpollPwait(fd_, out, capacity,
                            timeout_ns < 0 ? nullptr : &limit, mask);
+  if (timeout_ns != 0) {
+    kernel_look_.store(base::Ticks(), std::memory_order_relaxed);
+  }
   if (n <= 0) {
     if (n < 0) return errno == EFAULT ? FaultOfKernel(before, bell) : n;
     NoLocalNews();

@@ -186,26 +186,27 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   struct Pending {
     std::uint64_t came;
     int turn;
+    int at;  // in direct_
     bool again;
     std::uint32_t told;
   };
   Pending all[kMostDirect];
-  bool seen[kMostDirect] = {};
+  std::uint64_t seen = 0;
+  static_assert(kMostDirect <= 64);
   int count = 0;
   const int first = direct_next_ < direct_count_ ? direct_next_ : 0;
-  const int direct = direct_count_;
-  const auto at = [&](int turn) { return (first + turn) % direct; };
   // Two rounds.  The first may look at a stream too early for a message that
   // came before a message that it finds elsewhere.  The second finds the
   // earlier message.
   for (int round = 0; round < 2; ++round) {
-    for (int turn = 0; turn < direct_count_; ++turn) {
-      const Direct& one = direct_[at(turn)];
-      if (seen[turn] || !one.lane->RxPendingQuick()) continue;
-      seen[turn] = true;
+    for (int turn = 0, at = first; turn < direct_count_; ++turn, ++at) {
+      if (at == direct_count_) at = 0;
+      const Direct& one = direct_[at];
+      if ((seen >> at & 1) != 0 || !one.lane->RxPendingQuick()) continue;
+      seen |= 1ull << at;
       const std::uint32_t told = one.interest->told;
-      const bool before = (came_before_ >> at(turn) & 1) != 0;
-      all[count++] = {before ? slept_since_ : one.lane->Came(), turn,
+      const bool before = (came_before_ >> at & 1) != 0;
+      all[count++] = {before ? slept_since_ : one.lane->Came(), turn, at,
                       order_wait_ != 0 && !After(order_wait_, told), told};
     }
     if (count == 0) return 0;
@@ -223,13 +224,13 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   int filled = 0;
   int p = 0;
   for (; p < count && filled < capacity; ++p) {
-    if (TellOne(direct_[at(all[p].turn)], out + filled)) ++filled;
+    if (TellOne(direct_[all[p].at], out + filled)) ++filled;
   }
   if (p < count && !all[p].again) {
     if (order_wait_ == 0) order_wait_ = wait_number_;
     return filled;
   }
-  if (p < count) direct_next_ = at(all[p].turn);  // has its turn next time
+  if (p < count) direct_next_ = all[p].at;  // has its turn next time
   if (filled > 0) {
     slept_since_ = 0;
     order_wait_ = 0;
@@ -456,10 +457,11 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
 }
 
 // LookAtHot for a set all of whose streams are direct.  It does only what a
-// loop with one connection needs between a message and its report.
+// loop with one connection needs between a message and its report.  `due`: the
+// wait has just looked at the kernel, and so some waits look at the bits.
 [[gnu::always_inline]] inline int EpollSet::LookAtFew(int fd, epoll_event* out,
                                                       int capacity,
-                                                      bool may_wait) {
+                                                      bool may_wait, bool due) {
   Critical critical;
   if (!wait_latch_.try_lock()) [[unlikely]]
     return 0;
@@ -473,6 +475,10 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
       break;
     }
     Rebuild();
+    if (due && first && (undrained_ += kColdLooks) >= kDirectLooks) {
+      undrained_ = 0;
+      if (DrainPoller() > 0) break;
+    }
     // With one stream, several looks at that stream go before one look at the
     // rest.  Its message is reported at once: while this thread has the latch,
     // no other thread takes the message off the list.
@@ -507,6 +513,31 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
   return filled;
 }
 
+// A short wait whose look at the kernel is due.  That look comes first, as in
+// the long wait (LookAtKernelFirst).
+int EpollSet::WaitBehindKernel(int fd, epoll_event* out, int capacity,
+                               int timeout) {
+  int count = 0;
+  {
+    Leave leave(this);
+    if (leave.Right(fd) && TimeForKernel()) {
+      const std::uint32_t moves = this->moves();
+      leave.Ask();
+      count = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
+                         &leave.unlooked);
+      if (count > 0) {
+        waits_.store(waits_.load(std::memory_order_relaxed) + 1,
+                     std::memory_order_relaxed);
+        count = WithLanes(out, count, capacity, kNoBell, moves, &leave);
+      } else {
+        count = LookAtFew(fd, out, capacity, timeout != 0, true);
+      }
+      if (count > 0) EndWait(count, &leave);
+    }
+  }
+  return count > 0 ? count : LongEpoll(fd, out, capacity, timeout);
+}
+
 [[gnu::hot]] int EpollSet::QuickWait(int fd, epoll_event* out, int capacity,
                                      int timeout) {
   if (LocalTcpTells()) [[unlikely]]
@@ -515,11 +546,11 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
     return KernelDueNext() ? LongEpoll(fd, out, capacity, timeout)
                            : QuickMany(fd, out, capacity, timeout);
   }
-  if (!KernelDueNext()) [[likely]] {
-    const int filled = LookAtFew(fd, out, capacity, timeout != 0);
-    if (filled > 0) [[likely]]
-      return filled;
-  }
+  if (KernelDueNext()) [[unlikely]]
+    return WaitBehindKernel(fd, out, capacity, timeout);
+  const int filled = LookAtFew(fd, out, capacity, timeout != 0);
+  if (filled > 0) [[likely]]
+    return filled;
   return LongEpoll(fd, out, capacity, timeout);
 }
 

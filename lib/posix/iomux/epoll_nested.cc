@@ -71,40 +71,34 @@ void EpollSet::EndIdle(bool found) {
 
 int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
   // A longer yield has let another thread run.
-  constexpr std::uint64_t kSomebodyUs = 1;
-  // After a yield longer than this, a thread with other work has run.
-  constexpr std::uint64_t kBusyUs = 8;
+  constexpr std::uint64_t kHandedUs = 2;
   constexpr std::uint64_t kPureUs = 10;
   if (!HasUser()) {
     errno = ENODATA;
     return -1;
   }
+  BeginThread();
   std::uint64_t now = 0;
-  const bool shared = shares_cpu_.load(std::memory_order_relaxed);
+  const bool held = tls_spin.held && tls_spin.Held(base::Ticks());
   const std::uint64_t ticks = spin_us * base::ticks_per_us;
   // One tick makes sixteen looks.
-  int filled = LookFor(out, capacity, shared && ticks != 0 ? 1 : ticks, &now);
+  int filled = LookFor(out, capacity, held && ticks != 0 ? 1 : ticks, &now);
   if (filled > 0 || now == 0) return filled;
   if (idle_since_.load(std::memory_order_relaxed) == 0) {
     idle_since_.store(now, std::memory_order_relaxed);
   }
   const std::uint64_t idle = now - idle_since_.load(std::memory_order_relaxed);
-  BeginThread();
   bool over = idle >= tls_spin.us * base::ticks_per_us;
-  if (!over && (shared || idle > kPureUs * base::ticks_per_us)) {
+  if (!over && idle > kPureUs * base::ticks_per_us) {
     ::sched_yield();
     const std::uint64_t after = base::Ticks();
     const std::uint64_t away = after - now;
     tls_spin.Lost(away, after);
-    if (away > kSomebodyUs * base::ticks_per_us) {
+    if (away > kHandedUs * base::ticks_per_us) {
+      tls_spin.GaveWay(after);
       filled = LookFor(out, capacity, 0, &now);
-      // This thread waits for the thread that ran on this CPU.  Spinning would
-      // only keep that thread from running.
-      shares_cpu_.store(filled > 0, std::memory_order_relaxed);
       if (filled > 0) return filled;
-      over = away > kBusyUs * base::ticks_per_us;
-    } else {
-      shares_cpu_.store(false, std::memory_order_relaxed);
+      over = true;
     }
   }
   if (!over) return 0;

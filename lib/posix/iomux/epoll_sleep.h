@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "lib/base/spin_budget.h"
 #include "lib/lane/shm/shm_poller.h"
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/thread/signals.h"
@@ -12,7 +13,8 @@ namespace rcsock::posix {
 
 // A thread on its way into the kernel, and there: the thread is counted, and
 // all is armed.  The destructor undoes both, on cancellation too.  The first
-// part of a sleep is a nap of kNapNs at most, as in ShmLane::SleepRx.
+// part of a sleep is a nap of kNapNs at most, as in ShmLane::SleepRx.  There is
+// no nap if the thread is likely to sleep for longer.
 //
 // A nap is armed without the heavy fence.  A sender may look at the armed word
 // while its message is still in its store buffer, and then kicks nobody.  The
@@ -38,7 +40,9 @@ class EpollSet::Sleep {
   // the set's life, then looks at sleepers_; all is sequentially consistent.
   // Either the closing thread sees the count and leaves the poller, or the
   // counted thread sees the new life and touches nothing.
-  Sleep(EpollSet* set, std::uint32_t life, bool unlooked) : set_(set) {
+  // `brief`: the wait is no longer than a nap.
+  Sleep(EpollSet* set, std::uint32_t life, bool unlooked, bool brief)
+      : set_(set) {
     Critical critical;
     const int others = set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
     if (set_->life_.load(std::memory_order_seq_cst) != life) {
@@ -48,7 +52,8 @@ class EpollSet::Sleep {
     tls_signals.wait.sleeper = true;
     poller_ = set_->poller_.get();
     if (poller_ != nullptr) {
-      naps_ = poller_->Fences() && (others == 0 || !unlooked);
+      naps_ = poller_->Fences() && (others == 0 || !unlooked) &&
+              (brief || !base::tls_spin.SleepsLong());
       naps_ ? poller_->ArmForNap() : poller_->Arm();
     }
     count_ = set_->source_count_.load(std::memory_order_seq_cst);

@@ -12,6 +12,7 @@
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/latch.h"
+#include "lib/base/nap.h"
 #include "lib/base/real.h"
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/epoll_sleep.h"
@@ -121,6 +122,7 @@ bool EpollSet::NothingBehind() {
 
 // The last look of a thread that has armed.
 bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
+  if (nap) base::AwaitNapLook(since);
   Critical critical;
   wait_latch_.lock();
   if (slept_since_ == 0) {
@@ -129,11 +131,7 @@ bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
     came_before_ = 0;
   }
   Rebuild();
-  bool ready = HasUser() && SomethingReady();
-  for (int i = 0; nap && !ready && i < base::kNapLooks; ++i) {
-    base::CpuRelax();
-    ready = AnyDirect();
-  }
+  const bool ready = HasUser() && SomethingReady();
   wait_latch_.unlock();
   return ready;
 }
@@ -225,6 +223,8 @@ class EpollSet::WaitCall {
   // The next look includes the bitmaps and the list.
   bool due_ = false;
   bool spins_ = false;  // the last look has left time to spin
+  // The kernel has had nothing until the end of the wait's time.
+  bool asked_ = false;
 };
 
 // Waits in the kernel's part alone, since no stream is in user space.  Returns
@@ -342,15 +342,16 @@ bool EpollSet::WaitCall::SleepAsStranger() {
   }
   if (found->events == 0 && !found->peeked) {
     if (!limits_.Waits()) {
-      found->asks = true;
+      found->asks = !asked_;
+      found->over = true;
     } else if ((++found->turns & 15) == 0) {
       limits_.StartClock();
       found->asks = set_->TimeForKernel();
     }
   }
   if (found->events > 0) found->leaves = set_->LeavesWork();
-  return found->events == 0 && !found->asks && limits_.MaskInForce() &&
-         SpinLatched(found);
+  return found->events == 0 && !found->asks && !found->over &&
+         limits_.MaskInForce() && SpinLatched(found);
 }
 
 // Reports what the lanes have.  If there are direct streams, only a few looks
@@ -425,7 +426,8 @@ class EpollSet::WaitCall::Armed {
   explicit Armed(WaitCall* call)
       : call_(call),
         armed_at_(base::Ticks()),
-        sleep_(call->set_, call->leave_->life, call->leave_->unlooked) {}
+        sleep_(call->set_, call->leave_->life, call->leave_->unlooked,
+               call->limits_.Brief()) {}
 
   bool Look() {
     if (call_->Gone()) return true;
@@ -491,8 +493,10 @@ bool EpollSet::WaitCall::Sleep() {
     }
     error_ = errno;
     if (n == 0 && armed.naps()) {
-      // The time is over, and only the look is left.
+      // The time is over, and only the look at the lanes is left: a nap may
+      // have missed a message.
       limits_.Expire();
+      asked_ = true;
       n = kOnlyBell;
     }
     ahead = armed.Woken(n);
@@ -507,21 +511,25 @@ bool EpollSet::WaitCall::Sleep() {
   return false;
 }
 
-// Returns the result, and leaves nothing behind for which no thread is awake.
-[[gnu::always_inline]] inline int EpollSet::WaitCall::Finish() {
-  if (result_ > 1 && tls_spin.earned) tls_spin.account.Beside(result_ - 1);
+// A wait that reports `count` events leaves nothing behind for which no thread
+// is awake.
+void EpollSet::EndWait(int count, Leave* leave) {
+  if (count > 1 && tls_spin.earned) tls_spin.account.Beside(count - 1);
   // A thread that leaves work behind wakes the next thread.
-  if (result_ > 0 && set_->ready_count_.load(std::memory_order_seq_cst) > 0) {
-    Registry::KickSleepers(set_);
-    leave_->Looked();
+  if (count > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
+    Registry::KickSleepers(this);
+    leave->Looked();
   }
   // A woken thread looks itself at what has come to streams that are the
   // kernel's.
-  if (leave_->unlooked && set_->HasUser() && !AnyUnread() &&
-      set_->NothingBehind()) {
-    leave_->Looked();
+  if (leave->unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
+    leave->Looked();
   }
-  set_->WatchAway();
+  WatchAway();
+}
+
+[[gnu::always_inline]] inline int EpollSet::WaitCall::Finish() {
+  set_->EndWait(result_, leave_);
   return Result();
 }
 

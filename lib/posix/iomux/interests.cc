@@ -317,7 +317,6 @@ void Interests::Kick(Sock* sock) {
 }
 
 void Interests::PeerKnown(Sock* sock) {
-  if (sock->interests == nullptr) return;
   Critical critical;
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {

@@ -47,6 +47,7 @@ constexpr FileOps kSetOps{
     .evict = &EvictSet,
     .before_close = [](File*) {},
     .close = &CloseSet,
+    .close_lone = nullptr,
     .renumber = &RenumberSet,
     .on_lane = [](const File*) { return false; },
     .reveal = &Reveal,

@@ -46,16 +46,6 @@ constexpr nfds_t kFew = 4;
 
 File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
 
-// What select() reports.  poll() reports a hung-up or failed connection
-// whatever the caller asked for.
-short SelectTells(int events) {
-  int tells = POLLNVAL;
-  if (events & POLLIN) tells |= SelectSets::kIn;
-  if (events & POLLOUT) tells |= SelectSets::kOut;
-  if (events & POLLPRI) tells |= SelectSets::kExcept;
-  return static_cast<short>(tells);
-}
-
 // A member of the poll set that poll itself looks at.
 struct Member {
   nfds_t at;
@@ -120,7 +110,8 @@ class Polling {
     }
   }
   bool TimeOut() {
-    return End(looked_ && limits_.mask() == nullptr ? 0 : LastLook());
+    const bool asked = looked_ || (asked_ && in_vain_);
+    return End(asked && limits_.mask() == nullptr ? 0 : LastLook());
   }
   bool Spin() { return !in_vain_ && spin_.Go(); }
   bool Sleep() {
@@ -225,7 +216,7 @@ class Polling {
       } else if (static_cast<EpollSet*>(members_[m].file)->AnyReady()) {
         told = static_cast<short>(events & (POLLIN | POLLRDNORM));
       }
-      if (select_) told = static_cast<short>(told & SelectTells(events));
+      if (select_) told = static_cast<short>(told & SelectSets::Told(events));
       if (!base::TryStore(&one.revents, told)) return Bad();
       if (told != 0) ++found;
     }
@@ -275,7 +266,11 @@ class Polling {
     tls_look.at = base::Ticks();
     return true;
   }
+  // A thread that goes to sleep asks the kernel anyway, or sets kernel_look_ to
+  // 0.
   bool KernelDue() {
+    const bool sleeps = in_vain_ || (tls_spin.us == 0 && !tls_spin.held);
+    if (kernel_look_ != 0 && sleeps && limits_.Waits()) return false;
     const std::uint64_t now = base::Ticks();
     if (now - kernel_look_ < 15 * base::ticks_per_us) return false;
     kernel_look_ = tls_look.at = now;
@@ -329,7 +324,8 @@ class Polling {
     for (nfds_t i = 0; i < count_; ++i) {
       pollfd& one = kernel_[i];
       if (one.fd < 0 || one.revents == 0) continue;
-      one.revents = static_cast<short>(one.revents & SelectTells(one.events));
+      one.revents =
+          static_cast<short>(one.revents & SelectSets::Told(one.events));
       if (one.revents != 0) {
         ++count;
         continue;
@@ -357,8 +353,9 @@ class Polling {
     return nullptr;
   }
 
-  // Slow, but right.  Returns 0: look again; -1: errno.
+  // Slow, but right.  Returns 0: look again, at the kernel too; -1: errno.
   int Nap(long ns) {
+    kernel_look_ = 0;
     const timespec brief{0, ns};
     return real::ppoll(nullptr, 0, &brief, limits_.mask());
   }
@@ -481,7 +478,7 @@ class Polling {
     const int n =
         LookKernel(aside && late ? kAsideNs : part.ns, true, limits_.mask());
     if (n == 0 && aside) aside_ = false;
-    // LookKernel has looked at the kernel's descriptors.
+    asked_ = n == 0 && !rang_ && !aside;
     if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
     // Woken before its end: the next sleep may begin with a nap again.
     napped_ = nap && !rang_;
@@ -508,7 +505,8 @@ class Polling {
       // The first part of a sleep is a nap, as in ShmLane::SleepRx: without the
       // heavy fence, and with an end that makes up for a missed kick.  A sleep
       // that ends soon is a nap as a whole.
-      nap = !polling->napped_ || polling->limits_.NextPart(true).last;
+      nap = (!polling->napped_ && !tls_spin.SleepsLong()) ||
+            polling->limits_.NextPart(true).last;
       for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
         conductor->bells()->Arm(std::countr_zero(more), nap);
       }
@@ -560,6 +558,7 @@ class Polling {
   int result_ = 0;
   bool faulted_ = false;  // the program's array has gone bad
   bool looked_ = false;   // the last look included the kernel's descriptors
+  bool asked_ = false;    // ... and so did the last sleep, at its end
   bool in_vain_ = false;  // the thread has slept, and does not spin again
   std::uint64_t kernel_look_ = 0;
   std::uint64_t slept_since_ = 0;  // start of the first sleep; 0: none

@@ -20,6 +20,16 @@ struct SelectSets {
       POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR;
   static constexpr int kOut = POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR;
   static constexpr int kExcept = POLLPRI;
+
+  // What select() reports.  poll() reports a hung-up or failed connection
+  // whatever the caller asked for.
+  static short Told(int events) {
+    int told = POLLNVAL;
+    if (events & POLLIN) told |= kIn;
+    if (events & POLLOUT) told |= kOut;
+    if (events & POLLPRI) told |= kExcept;
+    return static_cast<short>(told);
+  }
 };
 
 // poll(2) where the answer is easy: some streams on lanes have what they are

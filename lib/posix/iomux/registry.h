@@ -270,7 +270,7 @@ struct Registry {
 
   // Forgets the registration, but keeps its memory.
   static void Unlist(Interest* interest) RC_REQUIRES(interest_latch) {
-    LeaveUser(interest);
+    if (interest->in_user.load(std::memory_order_relaxed)) LeaveUser(interest);
     SetInKernel(interest, false);
     Sock* sock = interest->sock;
     Interest* before = nullptr;

@@ -46,6 +46,8 @@ class WaitLimits {
   void StartClock() {
     if (deadline_ns_ == 0) Left();
   }
+  // The whole wait is no longer than a nap.
+  bool Brief() const { return timeout_ns_ >= 0 && timeout_ns_ <= base::kNapNs; }
   // 0: the wait has no end, or the clock has not been started.
   std::uint64_t deadline_ns() const { return deadline_ns_; }
   // The time is over.  What follows is the last look.

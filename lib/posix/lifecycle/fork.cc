@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "lib/base/alone.h"
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -147,6 +148,7 @@ void ForkChild() {
   InterestsForkUnlock(true);
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   CallsForkChild();
+  base::LoneForkChild();
   if (locked) Above::Get().ForkUnlock(true);
   Above::Get().ForkChild();
   stats.Clear();

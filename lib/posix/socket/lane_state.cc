@@ -35,6 +35,15 @@ const char* Name(LaneState::State state) {
 
 }  // namespace
 
+[[gnu::cold]] void LaneState::LogStep(const LaneState* state, Event event,
+                                      unsigned from, unsigned to) {
+  base::Log("lane state %p: event %d, %s to %s%s%s",
+            static_cast<const void*>(state), static_cast<int>(event),
+            Name(StateOf(from)), Name(StateOf(to)),
+            (to & kPinned) != 0 ? ", pinned" : "",
+            (to & kLeaving) != 0 ? ", leaving" : "");
+}
+
 bool LaneState::Step(Event event) {
   std::uint16_t from = word_.load(std::memory_order_seq_cst);
   std::uint16_t to;
@@ -43,11 +52,8 @@ bool LaneState::Step(Event event) {
     RC_DCHECK(Legal(to));
     if (to == from) return false;
   } while (!word_.compare_exchange_weak(from, to, std::memory_order_seq_cst));
-  RCSOCK_LOG(3, "lane state %p: event %d, %s to %s%s%s",
-             static_cast<void*>(this), static_cast<int>(event),
-             Name(StateOf(from)), Name(StateOf(to)),
-             (to & kPinned) != 0 ? ", pinned" : "",
-             (to & kLeaving) != 0 ? ", leaving" : "");
+  if (base::log_level >= 3) [[unlikely]]
+    LogStep(this, event, from, to);
   return true;
 }
 

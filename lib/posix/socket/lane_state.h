@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/base/log.h"
+
 namespace rcsock::posix {
 
 // How far a stream is on its way to a lane and back.  Owned by its Sock.
@@ -155,6 +157,10 @@ class LaneState {
 
   // Makes a step.  Returns whether it has changed the word.
   bool Step(Event event);
+  // As Step, with a few instructions where the stream is at `from`, without a
+  // flag.
+  template <Event event, State from>
+  bool StepFrom();
 
   // --- What it is
   // Questions take kWeak on the path of a call on TCP, where the mode is loaded
@@ -243,6 +249,9 @@ class LaneState {
     return (word_.load(order) & bits) != 0;
   }
 
+  static void LogStep(const LaneState* state, Event event, unsigned from,
+                      unsigned to);
+
   std::atomic<std::uint16_t> word_{0};
   std::atomic<bool> hopeful_{false};
   std::atomic<bool> at_once_{false};
@@ -314,6 +323,21 @@ constexpr std::uint16_t LaneState::Next(Event event, std::uint16_t word) {
     flags &= ~unsigned{kLeaving};
   }
   return static_cast<std::uint16_t>(static_cast<unsigned>(to) | flags);
+}
+
+template <LaneState::Event event, LaneState::State from>
+inline bool LaneState::StepFrom() {
+  constexpr auto kFrom = static_cast<std::uint16_t>(from);
+  constexpr std::uint16_t kTo = Next(event, kFrom);
+  static_assert(kTo != kFrom && Legal(kTo));
+  std::uint16_t word = kFrom;
+  if (!word_.compare_exchange_strong(word, kTo, std::memory_order_seq_cst))
+      [[unlikely]] {
+    return Step(event);
+  }
+  if (base::log_level >= 3) [[unlikely]]
+    LogStep(this, event, kFrom, kTo);
+  return true;
 }
 
 }  // namespace rcsock::posix

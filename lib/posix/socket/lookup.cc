@@ -83,6 +83,10 @@ int CloseSock(File* file, bool last, int fd, const Successor& next) {
   return result;
 }
 
+bool CloseLoneSock(File* file, int fd, int* result) {
+  return AsSock(file)->ending().CloseLone(fd, result);
+}
+
 void RenumberSock(File* file, int fd, int other) {
   if (AsSock(file)->fd() == fd) AsSock(file)->anchor().SetNumber(other);
 }
@@ -93,6 +97,7 @@ constexpr FileOps kSockOps{
     .evict = &EvictSock,
     .before_close = &BeforeLastClose,
     .close = &CloseSock,
+    .close_lone = &CloseLoneSock,
     .renumber = &RenumberSock,
     .on_lane =
         [](const File* file) {

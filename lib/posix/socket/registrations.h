@@ -35,7 +35,7 @@ class Registrations {
   virtual void MakeEdges(Sock* sock, bool room);
   // Threads that sleep in the stream's sets, on either side, look again.
   virtual void Kick(Sock* sock);
-  // The stream's peer is known now.
+  // The peer of a stream with registrations is known now.
   virtual void PeerKnown(Sock* sock);
   // A number of the stream is closed; `fd` -1 is the last, and drops all
   // registrations.  `kept`: a number of the stream that is about to be closed

@@ -112,8 +112,20 @@ struct SockPool {
     enough = late_count + late_count / 2 + kBatch;
   }
 
+  // Returns null if there is no free object.  Requires base::Lone() and a
+  // critical section, as GiveLone does.
+  static Sock* TakeLone() {
+    latch.AssertUnshared();
+    Sock* const sock = free;
+    if (sock != nullptr) free = sock->pool_next_;
+    RC_DCHECK(sock == nullptr || sock->refs_.load() == 0);  // I-LIFE-1
+    return sock;
+  }
   static Sock* Take() {
     Critical critical;
+    if (base::Lone()) {
+      if (Sock* const sock = TakeLone(); sock != nullptr) return sock;
+    }
     latch.lock();
     if (free == nullptr && late_count >= enough) Sift();
     Sock* sock = free;
@@ -136,6 +148,10 @@ struct SockPool {
         }
       }
     }
+  }
+  static void GiveLone(Sock* sock) {
+    latch.AssertUnshared();
+    Free(sock);
   }
   static void Give(Sock* sock) {
     Critical critical;
@@ -187,9 +203,15 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
 void Sock::Reset() {
   tx_latch.AssertUnshared();
   rx_latch.AssertUnshared();
+  const bool engaged = remote_.sought_ns() != 0 || tally_.inherited();
   ResetSettings();
   ResetPath();
-  ResetEngine();
+  notice_.Reset();
+  if (engaged) ResetEngine();
+  // The engine has nothing of a stream that has never looked for a lane.
+  RC_DCHECK(stream_ == nullptr && lane_ == nullptr && !on_lane_.load() &&
+            !quick_.may_send && !quick_.may_receive && timer_ == 0 &&
+            (lane_tx_ | lane_rx_) == 0 && !rd_shut_ && !lane_is_shm_);
   ResetLife();
   ResetSharing();
 }
@@ -229,7 +251,6 @@ void Sock::ResetEngine() {
   lane_is_shm_.Write(tx_latch, rx_latch) = false;
   quick_ = stream::Quick();
   lane_tx_ = lane_rx_ = 0;
-  notice_.Reset();
   on_lane_.store(false, std::memory_order_relaxed);
   input_alone_.store(false, std::memory_order_relaxed);
   rd_shut_.Write(tx_latch, rx_latch) = false;
@@ -273,6 +294,35 @@ void Sock::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (!EndsOnTcp()) EndLast();
   SockPool::Give(this);
+}
+
+// A stream that has never looked for a lane has nothing of the engine's, and
+// none that another process knows.
+bool Sock::EndsLone(int number) const {
+  using State = LaneState::State;
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  const State state = lane_state_.state();
+  const bool ends =
+      WholeEntry(number) ==
+          reinterpret_cast<std::uintptr_t>(static_cast<const File*>(this)) &&
+      fds.load(kRelaxed) == 1 && refs_.load(kRelaxed) == 1 &&
+      mode(kRelaxed) == Mode::kPlain &&
+      (state == State::kIdle || state == State::kOff ||
+       state == State::kNever) &&
+      !listening.load(kRelaxed) && remote_.sought_ns() == 0 &&
+      !tally_.inherited() && holders_.Unshared() && !noted_.Travels() &&
+      !zero_copy_.Any() && !sleepers_.Any() && !calls_.Inside() &&
+      !InHandler() && !MayBeIn(this);
+  RC_DCHECK(!ends || (stream_ == nullptr && lane() == nullptr &&
+                      notice_.link() == nullptr &&
+                      copy_.state() == UnusedCopy::State::kNo));
+  return ends;
+}
+
+void Sock::GiveLone() {
+  fds.store(0, std::memory_order_relaxed);
+  refs_.store(0, std::memory_order_relaxed);
+  SockPool::GiveLone(this);
 }
 
 bool Sock::EndsOnTcp() const {

@@ -167,6 +167,7 @@ class Sock final : public SockLayout {
   // The pool, and the parts and views that use private members.
   friend struct SockPool;
   friend class AfterFork;
+  friend class Ending;
   friend class Looks;
   friend class Placement;
   friend class SendGate;
@@ -230,6 +231,11 @@ class Sock final : public SockLayout {
   // end: the stream has been on TCP alone, and is accounted for.
   bool EndsOnTcp() const;
   void EndLast();
+  // Of a stream that Ending::CloseLone ends.  EndsLone returns whether it may:
+  // `number` is all that names the stream, nothing is left to end, and no call
+  // is inside.  GiveLone gives the object to the pool.
+  bool EndsLone(int number) const;
+  void GiveLone();
 
   // --- Calls of a stream on TCP (sock_plain.h)
   // Counts `n` bytes of a call.  `entered`: what Enter has returned, or null.

@@ -129,7 +129,8 @@ int Ending::CloseLast(int number, const Successor& next) {
 
 void Ending::SetClosed() {
   closed_.store(true, std::memory_order_seq_cst);
-  sock_->lane_state().Step(LaneState::Event::kHalt);
+  sock_->lane_state()
+      .StepFrom<LaneState::Event::kHalt, LaneState::State::kIdle>();
 }
 
 int Ending::CloseInFull(int number, const Successor& next) {
@@ -212,6 +213,20 @@ bool Ending::CloseOnTcp(int number, const Successor& next, int* result) {
   const int saved = errno;
   sock_->Unref();
   errno = saved;
+  return true;
+}
+
+// What other threads could still do with the stream, or know of it, needs no
+// look here, nor do the latches.
+bool Ending::CloseLone(int number, int* result) {
+  if (!sock_->EndsLone(number)) return false;
+  if (sock_->interests.load(std::memory_order_relaxed) != nullptr) {
+    Registrations::Get().Drop(sock_, -1, -1);
+  }
+  sock_->tally().AccountLone();
+  sock_->anchor().SetNumber(-1);
+  *result = CloseForGood(number);
+  sock_->GiveLone();
   return true;
 }
 

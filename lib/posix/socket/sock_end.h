@@ -36,6 +36,11 @@ class Ending {
   // with errno.  Takes the descriptors' reference.  Requires that `fds` has
   // become 0.  It waits for the peer only where SO_LINGER asks for that.
   int CloseLast(int number, const Successor& next);
+  // As CloseLast, for the only number of a stream that has been on TCP alone.
+  // Stores what close returns.  Requires base::Lone() and a critical section,
+  // and that no thread has claimed the number.  Returns false, and has done
+  // nothing, if the stream ends in another way.
+  bool CloseLone(int number, int* result);
   // Takes the number from a stream that has other numbers.  If fd() was that
   // number, the stream goes on by another one.  May pin a stream that has
   // registrations by that number.  Requires that `fds` no longer counts the

@@ -90,7 +90,7 @@ bool Holders::Sole() const {
 
 bool Holders::SoleBeforeFork() const {
   if (given_away()) return false;
-  const Holding* const all = Find();
+  const Holding* const all = number() < 0 ? nullptr : Find();
   return (all == nullptr || all->AloneIs(sock_->claim().made_copies())) &&
          sock_->noted().Alone(true);
 }
@@ -124,7 +124,7 @@ void Holders::TellGivenAway(Holding* all) const {
 
 void Holders::Leave() {
   latches_.AssertHeld();
-  Holding* const all = Find();
+  Holding* const all = number() < 0 ? nullptr : Find();
   if (all == nullptr) return;
   // If no lane will ever come, the stream's counts are for the statistics only.
   if (sock_->lane_state().Never()) Spoil();

@@ -26,6 +26,12 @@ class Holders {
   // Returns the number of the Holding; -1: no other process has ever held the
   // connection.  The caller may hold any latch.
   int number() const { return number_.load(); }
+  // Returns whether no other process has ever held the connection, as far as
+  // this thread knows.
+  bool Unshared() const {
+    return number_.load(std::memory_order_relaxed) < 0 &&
+           given_away_.load(std::memory_order_relaxed) == 0;
+  }
   // Returns the Holding, or null.
   Holding* Find() const { return FindHolding(number()); }
   // Makes a Holding, in which other processes may be counted, if there is none.

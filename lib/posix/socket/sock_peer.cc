@@ -66,7 +66,9 @@ void PeerFacts::Set(int fd, const sockaddr* address, socklen_t length) {
     return;
   }
   local_.store(LocalAddress(address), std::memory_order_relaxed);
-  Registrations::Get().PeerKnown(sock_);
+  if (sock_->interests.load() != nullptr) {
+    Registrations::Get().PeerKnown(sock_);
+  }
   if (!accepted()) {
     service_.store(Prospect::ServiceAt(address, length, role_),
                    std::memory_order_relaxed);

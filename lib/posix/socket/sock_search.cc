@@ -195,7 +195,8 @@ void LaneSearch::Allow() {
   }
   if (sock_->lane_state().Pinned()) return;
   Foresee();
-  sock_->lane_state().Step(LaneState::Event::kConnect);
+  sock_->lane_state()
+      .StepFrom<LaneState::Event::kConnect, LaneState::State::kOff>();
 }
 
 bool LaneSearch::AloneToSeek() {

@@ -35,13 +35,48 @@ void Tally::Account() {
   AccountLatched();
 }
 
+// As Add and Learn.  Most streams are short, so this asks for nothing that a
+// stream has only behind a search.
+template <bool kLone>
+void Tally::AddOnTcp() const {
+  latches_.AssertUnshared();  // the callers have seen to that
+  if (sock_->listening.load(std::memory_order_relaxed)) return;
+  const PlainCalls& calls = sock_->calls();
+  const std::uint64_t tx = calls.tx() - std::min(begun_tx_, calls.tx());
+  const std::uint64_t rx = calls.rx() - std::min(begun_rx_, calls.rx());
+  const auto add = [](std::atomic<std::uint64_t>& to, std::uint64_t n) {
+    constexpr auto kRelaxed = std::memory_order_relaxed;
+    if constexpr (kLone) {
+      to.store(to.load(kRelaxed) + n, kRelaxed);
+    } else {
+      to.fetch_add(n, kRelaxed);
+    }
+  };
+  if ((tx | rx) != 0) {
+    add(stats.tcp.tx_bytes, tx);
+    add(stats.tcp.rx_bytes, rx);
+  }
+  if (!sock_->peer().connected()) return;
+  add(stats.streams, 1);
+  add(stats.tcp.streams, 1);
+  add(stats.reasons[static_cast<int>(sock_->search().reason())], 1);
+  if ((tx | rx) == 0 || (!kLone && !sock_->holders().Sole())) return;
+  Prospect::Learn(sock_->peer().service(), tx + rx, calls.count(), false);
+}
+
+void Tally::AccountLone() {
+  latches_.AssertUnshared();
+  accounted_ = true;
+  AddOnTcp<true>();
+}
+
 void Tally::AccountLatched() {
   AssertLatched(sock_);
   latches_.AssertHeld();
   if (accounted_) return;
   accounted_ = true;
   if (sock_->remote().sought_ns() == 0 && !inherited_) {
-    AddOnTcp();
+    AddOnTcp<false>();
     sock_->holders().Leave();
     return;
   }
@@ -56,27 +91,6 @@ void Tally::AccountLatched() {
     Learn(facts);
   }
   sock_->holders().Leave();
-}
-
-// As Add and Learn.  Most streams are short, so this asks for nothing that a
-// stream has only behind a search.
-void Tally::AddOnTcp() const {
-  latches_.AssertHeld();
-  if (sock_->listening.load(std::memory_order_relaxed)) return;
-  const PlainCalls& calls = sock_->calls();
-  const std::uint64_t tx = calls.tx() - std::min(begun_tx_, calls.tx());
-  const std::uint64_t rx = calls.rx() - std::min(begun_rx_, calls.rx());
-  if ((tx | rx) != 0) {
-    stats.tcp.tx_bytes.fetch_add(tx, std::memory_order_relaxed);
-    stats.tcp.rx_bytes.fetch_add(rx, std::memory_order_relaxed);
-  }
-  if (!sock_->peer().connected()) return;
-  stats.streams.fetch_add(1, std::memory_order_relaxed);
-  stats.tcp.streams.fetch_add(1, std::memory_order_relaxed);
-  stats.reasons[static_cast<int>(sock_->search().reason())].fetch_add(
-      1, std::memory_order_relaxed);
-  if ((tx | rx) == 0 || !sock_->holders().Sole()) return;
-  Prospect::Learn(sock_->peer().service(), tx + rx, calls.count(), false);
 }
 
 void Tally::Learn(const StreamFacts& facts) const {

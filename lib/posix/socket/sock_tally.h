@@ -52,6 +52,9 @@ class Tally {
   // Adds the counts to the process's statistics, once, and gives up the share
   // in the connection.
   void Account();
+  // Account of a stream that has looked for no lane, and that no other process
+  // has.  Requires base::Lone() and a critical section.
+  void AccountLone();
 
   // Returns whether Account has.  Instead of the latches it suffices that no
   // other thread has a reference.
@@ -108,7 +111,8 @@ class Tally {
   };
   Traffic TrafficOf(const StreamFacts& facts) const;
   void Add(const StreamFacts& facts, Stats* to) const;
-  // Accounts for a stream that has looked for no lane.
+  // Accounts for a stream that has looked for no lane.  kLone: as AccountLone.
+  template <bool kLone>
   void AddOnTcp() const;
   void Learn(const StreamFacts& facts) const;
 

@@ -12,7 +12,8 @@
 namespace rcsock::posix {
 
 constinit ThreadCalls no_calls{{&no_calls}, nullptr, true};
-thread_local constinit ThreadCalls* tls_calls = &no_calls;
+thread_local constinit ThreadCalls* tls_calls
+    __attribute__((tls_model("initial-exec"))) = &no_calls;
 
 namespace {
 

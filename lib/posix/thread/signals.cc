@@ -18,7 +18,8 @@
 
 namespace rcsock::posix {
 
-thread_local constinit ThreadSignals tls_signals;
+thread_local constinit ThreadSignals tls_signals
+    __attribute__((tls_model("initial-exec")));
 RCSOCK_START_DATA constinit SignalUsers signal_users;
 
 namespace {

@@ -67,7 +67,13 @@ class Spinner {
   bool Go(Yield&& yield) {
     // An answer within a microsecond needs no clock and no `pause`, which takes
     // 140 cycles on some processors.
-    if (++turns_ < kQuickTurns && (turns_ < kFewTurns || tls_spin.us > 2)) {
+    ++turns_;
+    if (tls_spin.us == 0) {
+      // The caller has looked, and sleeps at once.  The end of a hold takes the
+      // clock.
+      if (!tls_spin.held) return false;
+    } else if (turns_ < kQuickTurns &&
+               (turns_ < kFewTurns || tls_spin.us > 2)) {
       return true;
     }
     base::CpuRelax();
@@ -83,11 +89,13 @@ class Spinner {
       return false;
     }
     if (now >= yield_at_) {
-      // A long yield has let another thread run.  Spinning on would starve it.
+      // A long yield has let another thread run.  Spinning on would starve it,
+      // and more such yields would starve this thread (SpinBudget::GaveWay).
       yield();
       last_ = base::Ticks();
       tls_spin.Lost(last_ - now, last_);
-      if (last_ - now > kBusyUs * base::ticks_per_us) {
+      if (last_ - now > kHandedUs * base::ticks_per_us) {
+        tls_spin.GaveWay(last_);
         End(false);
         return false;
       }
@@ -111,7 +119,8 @@ class Spinner {
   static constexpr int kFewTurns = 3;
   static constexpr std::uint64_t kPureUs = 10;
   static constexpr std::uint64_t kYieldEveryUs = 3;
-  static constexpr std::uint64_t kBusyUs = 8;
+  // More than a yield to nobody takes.
+  static constexpr std::uint64_t kHandedUs = 2;
   // Counts a spin once.  A spin that was not allowed is none.
   void End(bool found) {
     if (start_ == 0) return;

@@ -1,0 +1,54 @@
+#!/bin/bash
+# usage: sleeps_test COUNT_INSTRUCTIONS COUNT_SYSCALLS SLEEPS SHIM
+#
+# What a wait takes that sleeps, without the conductor's calls.  A sleep is one system
+# call, and a message to a thread that sleeps is another.  So a request and its answer
+# take four at both ends together, and a wait that ends by its time takes one.  A thread
+# that sleeps for long fences first.  Before it sleeps, a thread looks at each of its
+# streams a few times, and not more often.
+set -euo pipefail
+instructions=$1 calls=$2 program=$3 shim=$(readlink -f "$4")
+unset RCSOCK_LOG RCSOCK_LOG_FILE RCSOCK_STATS RCSOCK_RULES RCSOCK_SPIN_US
+export RCSOCK_PROFILE=efficient RCSOCK_LANES=shm RCSOCK_PROMOTE_OPS=1
+out=$TEST_TMPDIR/calls.json
+connections=16
+failed=0
+under() { # COMMAND... before the program's words
+  "$@" /usr/bin/env LD_PRELOAD="$shim" "$program" "${words[@]}"
+}
+most() { # LIMIT COUNT TIMES WHAT
+  echo "${words[*]}: $2 $4 for $3, and may be $1 for 100"
+  if (($2 * 100 > $1 * $3)); then
+    echo FAIL >&2
+    failed=1
+  fi
+}
+
+# Calls for 100 waits.  A poll that a bell has woken takes the edge off its set.  A thread
+# that stood still on a busy machine may look, nap or fence once more.
+declare -A limit=(
+  [epoll.answers]=410 [epoll.brief]=130 [epoll.long]=250
+  [poll.answers]=510 [poll.brief]=130 [poll.long]=250
+)
+declare -A count=([answers]=3000 [brief]=500 [long]=50)
+for wait in epoll poll; do
+  for what in answers brief long; do
+    words=(calls $wait $what $connections "${count[$what]}")
+    under "$calls" "$out"
+    total=$(python3 - "$out" <<'END'
+import json
+import sys
+
+calls = json.load(open(sys.argv[1]))["calls"]
+print(calls, file=sys.stderr)
+print(sum(calls.get(name, 0) for name in (
+    "epoll_pwait2", "ppoll", "write", "membarrier", "futex", "sched_yield")))
+END
+    )
+    most "${limit[$wait.$what]}" "$total" "${count[$what]}" "system calls"
+  done
+done
+
+words=(instructions epoll long $connections 5)
+most 650000 "$(under "$instructions")" 1 instructions
+exit $failed
