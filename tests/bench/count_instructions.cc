@@ -1,4 +1,4 @@
-// usage: count_instructions [--all] PROGRAM [ARGUMENT...]
+// usage: count_instructions [--all|--alone] PROGRAM [ARGUMENT...]
 //
 // Prints how many instructions PROGRAM's first thread executes, by stepping
 // through them: a count that needs no counters.  System calls count as one.
@@ -7,6 +7,9 @@
 // repetition, and one more at the end.  What is printed is the median of the
 // repetitions: what happens once in a while, by time, falls out.
 // --all: the sum, from each odd breakpoint to the next one.
+// --alone: from the first breakpoint on, the other threads stand still.  A
+// stepped thread is slow, and to a thread that looks at it by time it is away.
+#include <dirent.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +19,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace {
@@ -46,6 +51,37 @@ bool Run(pid_t child, bool step, unsigned long* steps) {
   }
 }
 
+// The other threads of the child, which stand still while this lives.
+class Others {
+ public:
+  explicit Others(pid_t child) {
+    DIR* const tasks =
+        opendir(("/proc/" + std::to_string(child) + "/task").c_str());
+    if (tasks == nullptr) return;
+    while (const dirent* task = readdir(tasks)) {
+      const pid_t thread = std::atoi(task->d_name);
+      int status = 0;
+      if (thread > 0 && thread != child &&
+          ptrace(PTRACE_SEIZE, thread, nullptr, nullptr) == 0 &&
+          ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr) == 0 &&
+          waitpid(thread, &status, __WALL) == thread) {
+        held_.push_back(thread);
+      }
+    }
+    closedir(tasks);
+  }
+  ~Others() {
+    for (const pid_t thread : held_) {
+      ptrace(PTRACE_DETACH, thread, nullptr, nullptr);
+    }
+  }
+  Others(const Others&) = delete;
+  Others& operator=(const Others&) = delete;
+
+ private:
+  std::vector<pid_t> held_;
+};
+
 int Ended(const char* program) {
   std::fprintf(stderr, "%s: ended amid its breakpoints\n", program);
   return 1;
@@ -55,13 +91,15 @@ int Ended(const char* program) {
 
 int main(int argc, char** argv) {
   const bool all = argc > 1 && std::strcmp(argv[1], "--all") == 0;
-  if (all) {
+  const bool alone = argc > 1 && std::strcmp(argv[1], "--alone") == 0;
+  if (all || alone) {
     ++argv;
     --argc;
   }
   if (argc < 2) {
     std::fprintf(stderr,
-                 "usage: count_instructions [--all] PROGRAM [ARGUMENT...]\n");
+                 "usage: count_instructions [--all|--alone] PROGRAM "
+                 "[ARGUMENT...]\n");
     return 2;
   }
   const pid_t child = fork();
@@ -89,11 +127,15 @@ int main(int argc, char** argv) {
   }
   std::vector<unsigned long> counts;
   if (!Run(child, false, &passed)) return Ended(argv[1]);
-  for (;;) {
-    unsigned long count = 0;
-    if (!Run(child, true, &count)) return Ended(argv[1]);
-    if (count < kEmpty) break;
-    counts.push_back(count);
+  {
+    std::optional<Others> others;
+    if (alone) others.emplace(child);
+    for (;;) {
+      unsigned long count = 0;
+      if (!Run(child, true, &count)) return Ended(argv[1]);
+      if (count < kEmpty) break;
+      counts.push_back(count);
+    }
   }
   if (counts.empty()) return Ended(argv[1]);
   const auto middle = counts.begin() + counts.size() / 2;

@@ -95,9 +95,11 @@ class ShmLane final : public Lane {
     return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kData;
   }
 
+  // State() == kNone, in line.
+  [[gnu::always_inline]] bool Works() const { return !Closed(); }
   // RxPending(), in line. *works: whether the lane works.
   [[gnu::always_inline]] bool RxPendingIfWorks(bool* works) const {
-    *works = !Closed();
+    *works = Works();
     return RxPendingQuick();
   }
 

@@ -265,7 +265,8 @@ void SeenBySet(EpollSet* set, int op, const epoll_event* event) {
 }
 
 // Returns EpollSet::kStale if the numbers name another stream or set now.
-int ControlOnce(int number, int op, int fd, epoll_event* event) {
+[[gnu::always_inline]] inline int ControlOnce(int number, int op, int fd,
+                                              epoll_event* event) {
   EpollSet* set = LookupSet(number);
   File* file = Lookup(fd);
   if (set == nullptr && file != nullptr && file->kind == FileKind::kEpoll &&
@@ -307,15 +308,32 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
   return set->Ctl(number, op, fd, sock, event);
 }
 
-}  // namespace
-
-int epoll_ctl(int number, int op, int fd, epoll_event* event) {
-  // A stale set or stream means that another thread is closing the set or the
-  // stream.
+// A stale set or stream means that another thread is closing the set or the
+// stream.
+[[gnu::noinline]] int LongControl(int number, int op, int fd,
+                                  epoll_event* event) {
   for (base::Backoff backoff;; backoff.Wait()) {
     const int result = ControlOnce(number, op, fd, event);
     if (result != EpollSet::kStale) return result;
   }
+}
+
+}  // namespace
+
+[[gnu::hot]] int epoll_ctl(int number, int op, int fd, epoll_event* event) {
+  EpollSet* const set = LookupSet(number);
+  File* const file = Entry(fd);
+  // A connection in a set, as ControlOnce has it.
+  if (set != nullptr && file != nullptr && file->kind == FileKind::kSock &&
+      !base::tls_internal) [[likely]] {
+    auto* const sock = static_cast<Sock*>(file);
+    if (!sock->listening.load(std::memory_order_relaxed)) [[likely]] {
+      const int result = set->Ctl(number, op, fd, sock, event);
+      if (result != EpollSet::kStale) [[likely]]
+        return result;
+    }
+  }
+  return LongControl(number, op, fd, event);
 }
 
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,

@@ -118,24 +118,85 @@ void EpollSet::Free() {
 // For that the registration asks for level-triggered input alone, each wait
 // looks at its stream directly, and the stream has nothing else to report now.
 // The caller holds interest_latch.
-bool EpollSet::FoundAnyway(const Interest* interest) {
+[[gnu::always_inline]] inline bool EpollSet::FoundAnyway(
+    const Interest* interest) {
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   return interest->direct.load(std::memory_order_relaxed) &&
          (events & kAsked & ~static_cast<std::uint32_t>(EPOLLONESHOT)) ==
              EPOLLIN &&
          Looks(interest->sock).TellsInputAlone() &&
-         Looks(interest->sock).QuickLook(interest->fd, EPOLLIN, false) !=
-             Looks::kNotLooked;
+         Looks(interest->sock).RingTellsAll();
 }
 
-// One call of epoll_ctl for a stream.  What each connection comes to, once, is
-// inlined.
+// Arms the registration with what this call asks for.  Returns what is left to
+// do without the latch.
+//
+// While its data change, the registration asks for nothing.  A look without the
+// latch reads the data first.  The look gets both values of one arming, or
+// looks again.
+[[gnu::always_inline]] inline EpollSet::CtlRest EpollSet::Arm(
+    Interest* interest, const epoll_event& event) {
+  interest->events.store(0, std::memory_order_relaxed);
+  Registry::SetData(interest, event.data.u64);
+  interest->events.store(event.events, std::memory_order_release);
+  interest->told_by_kernel = false;
+  interest->armed_here = true;
+  interest->spent.store(false, std::memory_order_release);
+  interest->CountArming();
+  interest->dormant.store(false, std::memory_order_release);
+  interest->edge.store(true, std::memory_order_relaxed);
+  if (!interest->in_user.load(std::memory_order_relaxed)) return {};
+  if (FoundAnyway(interest)) {
+    // Orders what has just been stored before the look at the sleepers.
+    base::FullFence();
+  } else {
+    Registry::MakeReady(interest);
+  }
+  return {.kick = true, .notify = Registry::MayBeDirect(interest)};
+}
+
+// Changes a registration in user space, as programs do for each request.  False
+// if there is more to do, or an error to tell: the caller goes on with CtlCall.
+[[gnu::always_inline]] inline bool EpollSet::QuickChange(
+    int op, Interest* interest, const epoll_event* event, CtlRest* rest) {
+  if (interest == nullptr ||
+      !interest->in_user.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  const bool exists = !interest->dormant.load(std::memory_order_relaxed);
+  if (op == EPOLL_CTL_DEL) {
+    if (!exists) return false;
+    --registered_;
+    Registry::PutToSleep(interest);
+    return true;
+  }
+  if (op != (exists ? EPOLL_CTL_MOD : EPOLL_CTL_ADD) ||
+      ((interest->events.load(std::memory_order_relaxed) | event->events) &
+       EPOLLEXCLUSIVE) != 0) {
+    return false;
+  }
+  if (!exists) ++registered_;
+  *rest = Arm(interest, *event);
+  return true;
+}
+
+// Called behind a change, without the latch: wakes the threads that have to
+// look again.
+[[gnu::always_inline]] inline void EpollSet::AfterChange(const CtlRest& rest,
+                                                         Sock* sock) {
+  if (rest.kick) Registry::KickSleepers(this);
+  if (rest.notify) InterestsNotify(sock);
+}
+
+// One call of epoll_ctl for a stream, beyond QuickChange.  What each connection
+// comes to, once, is inlined.
 class EpollSet::CtlCall {
  public:
   CtlCall(EpollSet* set, int op, int fd, Sock* sock, epoll_event* event)
       : set_(set), op_(op), fd_(fd), sock_(sock), event_(event) {}
 
-  void Change() RC_REQUIRES(interest_latch);
+  // `found` is the registration of the stream, or null.
+  void Change(Interest* found) RC_REQUIRES(interest_latch);
   // Called after the change.  Wakes the threads that have to look again, and
   // returns the result.
   int Finish() RC_EXCLUDES(interest_latch, set_->wait_latch_);
@@ -143,11 +204,10 @@ class EpollSet::CtlCall {
  private:
   void Add() RC_REQUIRES(interest_latch);
   void AddNew() RC_REQUIRES(interest_latch);
-  void Awake(Interest* dormant) RC_REQUIRES(interest_latch);
   void Fill(Interest* interest) RC_REQUIRES(interest_latch);
   void Modify() RC_REQUIRES(interest_latch);
   void MoveToASide() RC_REQUIRES(interest_latch);
-  void Arm() RC_REQUIRES(interest_latch);
+  void Arm(Interest* interest) RC_REQUIRES(interest_latch);
   void Delete() RC_REQUIRES(interest_latch);
   void Fail(int error) {
     errno = error;
@@ -166,14 +226,13 @@ class EpollSet::CtlCall {
   bool engine_ = false;    // the stream's registrations are in user space
   bool had_user_ = false;  // the set had a stream in user space before
   bool unknown_ = false;   // only the kernel may know the registration
-  bool kick_ = false;      // a sleeper has to look
-  bool notify_ = false;    // what the lane is asked to tell may have changed
+  CtlRest rest_;
 };
 
-[[gnu::always_inline]] inline void EpollSet::CtlCall::Change() {
+[[gnu::always_inline]] inline void EpollSet::CtlCall::Change(Interest* found) {
   engine_ = sock_->interests_user;
   had_user_ = set_->HasUser();
-  found_ = Registry::Find(sock_, set_, fd_);
+  found_ = found;
   if (found_ != nullptr && found_->dormant.load(std::memory_order_relaxed)) {
     dormant_ = std::exchange(found_, nullptr);
   }
@@ -197,24 +256,11 @@ class EpollSet::CtlCall {
   } else if (found_ != nullptr) {
     Fail(EEXIST);
   } else if (dormant_ != nullptr) {
-    Awake(dormant_);
+    ++set_->registered_;
+    Arm(dormant_);
   } else {
     AddNew();
   }
-}
-
-void EpollSet::CtlCall::Awake(Interest* dormant) {
-  dormant->events.store(event_->events, std::memory_order_relaxed);
-  dormant->data.store(event_->data.u64, std::memory_order_relaxed);
-  dormant->told_by_kernel = false;
-  dormant->armed_here = true;
-  dormant->spent.store(false, std::memory_order_release);
-  dormant->CountArming();
-  dormant->dormant.store(false, std::memory_order_release);
-  ++set_->registered_;
-  Registry::MakeReady(dormant);
-  kick_ = true;
-  notify_ = Registry::MayBeDirect(dormant);
 }
 
 [[gnu::always_inline]] inline void EpollSet::CtlCall::AddNew() {
@@ -231,7 +277,7 @@ void EpollSet::CtlCall::Awake(Interest* dormant) {
   }
   Fill(interest);
   ++set_->registered_;
-  notify_ = true;
+  rest_.notify = true;
   // The stream has moved here from another set, which must not report the
   // stream any more.
   for (Interest* i = interest->next_of_sock; i != nullptr;) {
@@ -244,7 +290,7 @@ void EpollSet::CtlCall::Awake(Interest* dormant) {
   if (!engine_) return;
   if (Registry::EnterUser(interest)) {
     Registry::MakeReady(interest);
-    kick_ = true;
+    rest_.kick = true;
   } else {
     Registry::Forget(interest);
     --set_->registered_;
@@ -280,7 +326,13 @@ void EpollSet::CtlCall::Modify() {
   } else if ((found_->events.load() | event_->events) & EPOLLEXCLUSIVE) {
     Fail(EINVAL);
   }
-  if (result_ == 0) Arm();
+  if (result_ == 0) Arm(found_);
+}
+
+void EpollSet::CtlCall::Arm(Interest* interest) {
+  const CtlRest rest = set_->Arm(interest, *event_);
+  rest_.kick |= rest.kick;
+  rest_.notify |= rest.notify;
 }
 
 // Puts a registration on a side again.  A spent ONESHOT that came back from a
@@ -290,33 +342,10 @@ void EpollSet::CtlCall::MoveToASide() {
     result_ = real::epoll_ctl(set_->fd_, EPOLL_CTL_ADD, fd_, event_);
     if (result_ == 0) Registry::SetInKernel(found_, true);
   } else if (Registry::EnterUser(found_)) {
-    notify_ = true;
+    rest_.notify = true;
   } else {
     Fail(ENOMEM);
   }
-}
-
-// While its data change, the registration asks for nothing.  A look without the
-// latch reads the data first.  The look gets both values of one arming, or
-// looks again.
-void EpollSet::CtlCall::Arm() {
-  found_->events.store(0, std::memory_order_relaxed);
-  Registry::SetData(found_, event_->data.u64);
-  found_->events.store(event_->events, std::memory_order_release);
-  found_->told_by_kernel = false;
-  found_->armed_here = true;
-  found_->spent.store(false, std::memory_order_release);
-  found_->CountArming();
-  found_->edge.store(true, std::memory_order_relaxed);
-  if (!found_->in_user.load(std::memory_order_relaxed)) return;
-  if (FoundAnyway(found_)) {
-    // Orders what has just been stored before the look at the sleepers.
-    base::FullFence();
-  } else {
-    Registry::MakeReady(found_);
-  }
-  kick_ = true;
-  notify_ = notify_ || Registry::MayBeDirect(found_);
 }
 
 void EpollSet::CtlCall::Delete() {
@@ -329,22 +358,29 @@ void EpollSet::CtlCall::Delete() {
     Registry::PutToSleep(found_);
   } else {
     lookers_.Forget(found_);
-    notify_ = true;
+    rest_.notify = true;
   }
 }
 
 [[gnu::always_inline]] inline int EpollSet::CtlCall::Finish() {
   if (unknown_) return real::epoll_ctl(set_->fd_, op_, fd_, event_);
   lookers_.WaitOut();
-  if (kick_) {
-    Registry::KickSleepers(set_);
-    // A thread that has slept since before the set had a stream in user space
-    // does not count as a sleeper.  The bell is in the set already, and wakes
-    // that thread.
-    if (!had_user_) set_->KickBell();
-  }
-  if (result_ == 0 && engine_ && notify_) InterestsNotify(sock_);
+  rest_.notify = rest_.notify && result_ == 0 && engine_;
+  set_->AfterChange(rest_, sock_);
+  // A thread that has slept since before the set had a stream in user space
+  // does not count as a sleeper.  The bell is in the set already, and wakes
+  // that thread.
+  if (rest_.kick && !had_user_) set_->KickBell();
   return result_;
+}
+
+// Goes on with what QuickChange has left.  Releases the latch.
+int EpollSet::LongCtl(int op, int fd, Sock* sock, epoll_event* event,
+                      Interest* found) {
+  CtlCall call(this, op, fd, sock, event);
+  call.Change(found);
+  interest_latch.unlock();
+  return call.Finish();
 }
 
 // Returns whether a call may change the registration of `sock`.  Since the
@@ -353,7 +389,10 @@ void EpollSet::CtlCall::Delete() {
 [[gnu::always_inline]] inline bool EpollSet::MayChange(int number, int op,
                                                        int fd,
                                                        const Sock* sock) const {
-  if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) return false;
+  const bool plainly = Entry(fd) == sock && sock->kind == FileKind::kSock;
+  if (!(plainly || Named(fd) == sock) || !IsAt(number)) [[unlikely]] {
+    if (!InBorrowedMemory()) return false;
+  }
   // The thread that closes the stream last has dropped its registrations, or is
   // about to.  After that the number is closed, or names another file.
   return op != EPOLL_CTL_ADD || !sock->ending().closed();
@@ -361,23 +400,31 @@ void EpollSet::CtlCall::Delete() {
 
 int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
   // A copy: `event` is read while latches are held, and may go away meanwhile.
-  epoll_event told{};
+  epoll_event told;
   if (op != EPOLL_CTL_DEL) {
     if (Null(event) || !base::TrySmall(&told, event, sizeof told)) {
       return real::epoll_ctl(number, op, fd, event);
     }
     event = &told;
-  }
-  if (nested_.load(std::memory_order_relaxed) && op == EPOLL_CTL_ADD) {
-    sock->way_back().Pin(base::Reason::kPinnedOption);
+    if (op == EPOLL_CTL_ADD && nested_.load(std::memory_order_relaxed))
+        [[unlikely]] {
+      sock->way_back().Pin(base::Reason::kPinnedOption);
+    }
   }
   Critical critical;
-  CtlCall call(this, op, fd, sock, event);
   interest_latch.lock();
-  const bool may = MayChange(number, op, fd, sock);
-  if (may) call.Change();
+  if (!MayChange(number, op, fd, sock)) [[unlikely]] {
+    interest_latch.unlock();
+    return kStale;
+  }
+  Interest* const found = Registry::Find(sock, this, fd);
+  CtlRest rest;
+  if (!QuickChange(op, found, event, &rest)) [[unlikely]] {
+    return LongCtl(op, fd, sock, event, found);
+  }
   interest_latch.unlock();
-  return may ? call.Finish() : kStale;
+  AfterChange(rest, sock);
+  return 0;
 }
 
 void EpollSet::SetNested() {

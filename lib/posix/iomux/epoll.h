@@ -348,6 +348,13 @@ class EpollSet final : public File {
   int Enlist(Interest* interest) RC_REQUIRES(ready_latch_);
   int EnlistFirst(Interest* interest) RC_REQUIRES(ready_latch_);
   int Delist(Interest* interest) RC_REQUIRES(ready_latch_);
+  // A thread that adds to the list looks for sleepers behind its count
+  // (Registry::KickSleepers), and so needs a fence.  A thread that takes off
+  // the list does not.
+  void ListShrinks(int by) RC_REQUIRES(ready_latch_) {
+    ready_count_.store(ready_count_.load(std::memory_order_relaxed) - by,
+                       std::memory_order_relaxed);
+  }
   // Adds the looks since idle_since_ to this thread's SpinBudget.
   void EndIdle(bool found);
   // Looks for Look: once, or for so many ticks.  `now` gets the clock, if it
@@ -387,9 +394,21 @@ class EpollSet final : public File {
   bool Spend(Interest* interest, const Sock* sock, std::uint32_t armings,
              std::uint64_t* data);
   class CtlCall;
+  // What a change of a registration leaves to do without the latch.
+  struct CtlRest {
+    bool kick = false;    // a sleeper has to look
+    bool notify = false;  // what the lane is asked to tell may have changed
+  };
   bool MayChange(int number, int op, int fd, const Sock* sock) const
       RC_REQUIRES(interest_latch);
   static bool FoundAnyway(const Interest* interest) RC_REQUIRES(interest_latch);
+  static CtlRest Arm(Interest* interest, const epoll_event& event)
+      RC_REQUIRES(interest_latch);
+  bool QuickChange(int op, Interest* interest, const epoll_event* event,
+                   CtlRest* rest) RC_REQUIRES(interest_latch);
+  void AfterChange(const CtlRest& rest, Sock* sock) RC_EXCLUDES(interest_latch);
+  [[gnu::noinline]] int LongCtl(int op, int fd, Sock* sock, epoll_event* event,
+                                Interest* found) RC_RELEASE(interest_latch);
   bool SomethingReady() RC_REQUIRES(wait_latch_);
   void UpdateMirrorLatched(bool rang) RC_REQUIRES(wait_latch_)
       RC_EXCLUDES(interest_latch);

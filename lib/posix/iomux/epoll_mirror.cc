@@ -409,8 +409,8 @@ bool EpollSet::AnyListed() {
         back += EnlistFirst(batch[b]);
       }
     }
+    ListShrinks(n - back);
     ready_latch_.unlock();
-    ready_count_.fetch_sub(n - back, std::memory_order_seq_cst);
     if (found) return true;
   }
   return false;

@@ -16,17 +16,6 @@
 
 namespace rcsock::posix {
 
-int EpollSet::Enlist(Interest* interest) {
-  if (interest->ready.load(std::memory_order_relaxed)) return 0;
-  RC_DCHECK((ready_head_ == nullptr) == (ready_tail_ == nullptr));  // I-LIST-1
-  interest->ready.store(true, std::memory_order_relaxed);
-  interest->ready_next = nullptr;
-  interest->ready_prev = ready_tail_;
-  (ready_tail_ != nullptr ? ready_tail_->ready_next : ready_head_) = interest;
-  ready_tail_ = interest;
-  return 1;
-}
-
 // Puts it before all others.
 int EpollSet::EnlistFirst(Interest* interest) {
   if (interest->ready.load(std::memory_order_relaxed)) return 0;
@@ -36,30 +25,6 @@ int EpollSet::EnlistFirst(Interest* interest) {
   (ready_head_ != nullptr ? ready_head_->ready_prev : ready_tail_) = interest;
   ready_head_ = interest;
   return 1;
-}
-
-int EpollSet::Delist(Interest* interest) {
-  if (!interest->ready.load(std::memory_order_relaxed)) return 0;
-  RC_DCHECK((interest->ready_prev == nullptr) == (ready_head_ == interest));
-  RC_DCHECK((interest->ready_next == nullptr) == (ready_tail_ == interest));
-  interest->ready.store(false, std::memory_order_relaxed);
-  (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
-                                   : ready_head_) = interest->ready_next;
-  (interest->ready_next != nullptr ? interest->ready_next->ready_prev
-                                   : ready_tail_) = interest->ready_prev;
-  return 1;
-}
-
-void EpollSet::LinkReady(Interest* interest) {
-  if (Enlist(interest) != 0) {
-    ready_count_.fetch_add(1, std::memory_order_seq_cst);
-  }
-}
-
-void EpollSet::UnlinkReady(Interest* interest) {
-  if (Delist(interest) != 0) {
-    ready_count_.fetch_sub(1, std::memory_order_seq_cst);
-  }
 }
 
 void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
@@ -220,7 +185,7 @@ enum class EpollSet::Listed {
     Delist(ready_head_);
     ++n;
   }
-  ready_count_.fetch_sub(n, std::memory_order_seq_cst);
+  ListShrinks(n);
   ready_latch_.unlock();
   batch->count = n;
 }

@@ -35,6 +35,39 @@ class Lookers {
   Interest* forgotten_ = nullptr;  // linked by next_of_set
 };
 
+inline int EpollSet::Enlist(Interest* interest) {
+  if (interest->ready.load(std::memory_order_relaxed)) return 0;
+  RC_DCHECK((ready_head_ == nullptr) == (ready_tail_ == nullptr));  // I-LIST-1
+  interest->ready.store(true, std::memory_order_relaxed);
+  interest->ready_next = nullptr;
+  interest->ready_prev = ready_tail_;
+  (ready_tail_ != nullptr ? ready_tail_->ready_next : ready_head_) = interest;
+  ready_tail_ = interest;
+  return 1;
+}
+
+inline int EpollSet::Delist(Interest* interest) {
+  if (!interest->ready.load(std::memory_order_relaxed)) return 0;
+  RC_DCHECK((interest->ready_prev == nullptr) == (ready_head_ == interest));
+  RC_DCHECK((interest->ready_next == nullptr) == (ready_tail_ == interest));
+  interest->ready.store(false, std::memory_order_relaxed);
+  (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
+                                   : ready_head_) = interest->ready_next;
+  (interest->ready_next != nullptr ? interest->ready_next->ready_prev
+                                   : ready_tail_) = interest->ready_prev;
+  return 1;
+}
+
+inline void EpollSet::LinkReady(Interest* interest) {
+  if (Enlist(interest) != 0) {
+    ready_count_.fetch_add(1, std::memory_order_seq_cst);
+  }
+}
+
+inline void EpollSet::UnlinkReady(Interest* interest) {
+  if (Delist(interest) != 0) ListShrinks(1);
+}
+
 // The functions that need the private parts of a set.
 struct Registry {
   // Linked by next_of_set.
@@ -135,8 +168,8 @@ struct Registry {
   static void SetData(Interest* interest, std::uint64_t data)
       RC_REQUIRES(interest_latch) {
     EpollSet* const set = interest->set;
-    const std::uint64_t old =
-        interest->data.exchange(data, std::memory_order_acq_rel);
+    const std::uint64_t old = interest->data.load(std::memory_order_relaxed);
+    interest->data.store(data, std::memory_order_release);
     if (!interest->counted) return;
     set->CountLocal(data, true);
     set->CountLocal(old, false);
@@ -259,6 +292,9 @@ struct Registry {
     EpollSet* set = interest->set;
     interest->dormant.store(true, std::memory_order_relaxed);
     interest->events.store(0, std::memory_order_relaxed);
+    // A wait that has it in a batch may put it back behind either look.  Then
+    // it is on the list, and reports nothing.
+    if (!interest->ready.load(std::memory_order_relaxed)) return;
     set->ready_latch_.lock();
     set->UnlinkReady(interest);
     set->ready_latch_.unlock();

@@ -40,6 +40,10 @@ class Looks {
   // if only Readiness can tell.  Requires a Critical.
   static constexpr int kNotLooked = -1;
   int QuickLook(int number, int events, bool drained);
+  // Returns whether the ring of a working lane has all that the stream can
+  // report: nothing comes before it, and this end has not shut down.  False
+  // means that the caller asks Readiness.  Requires a Critical.
+  bool RingTellsAll();
   // Returns whether data lies in the ring of a working lane, so that Readiness
   // would return POLLIN and nothing else.  False means that the caller asks
   // Readiness.  Requires a Critical.

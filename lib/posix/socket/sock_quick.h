@@ -117,6 +117,17 @@ template <class Still>
   return has;
 }
 
+[[gnu::always_inline]] inline bool Looks::RingTellsAll() {
+  if (!sock_->rx_latch.try_lock()) [[unlikely]]
+    return false;
+  const bool all =
+      sock_->lane_is_shm_ && sock_->quick_.may_receive &&
+      sock_->quick_.may_send && !sock_->rd_shut_ && !sock_->Completions() &&
+      static_cast<lane::shm::ShmLane*>(sock_->lane_.get())->Works();
+  sock_->rx_latch.unlock();
+  return all;
+}
+
 [[gnu::always_inline]] inline int Looks::QuickLook(int number, int events,
                                                    bool drained) {
   constexpr int kInput = POLLIN | POLLRDNORM;
