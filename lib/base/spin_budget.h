@@ -25,6 +25,7 @@ struct SpinBudget {
   std::uint32_t held_us = 0;   // what `us` is after the hold
   std::uint64_t hold = 0;      // length of the last hold, in ticks
   std::uint64_t hold_end = 0;  // when the hold ends, or ended, in ticks
+  std::uint64_t loss_end = 0;  // when the hold of the last loss ends, or ended
   bool held = false;
   // Whether `us` is what the account allows (Profile::kBalanced).
   bool earned = false;
@@ -76,7 +77,8 @@ struct SpinBudget {
   bool Held(std::uint64_t now) {
     if (held && now >= hold_end) {
       held = false;
-      us = held_us;
+      // What the thread has spun in vain since counts.
+      us = earned ? account.AllowedUs(held_us) : held_us;
     }
     return held;
   }
@@ -93,8 +95,13 @@ struct SpinBudget {
   // have work.  So such yields are no more often than slices.
   void GaveWay(std::uint64_t now) {
     constexpr std::uint64_t kSliceUs = 4'000;
-    if (held) return;
-    hold_end = now + kSliceUs * ticks_per_us;
+    const std::uint64_t end = now + kSliceUs * ticks_per_us;
+    if (held) {
+      // The yield was a loss, too.
+      hold_end = std::max(hold_end, end);
+      return;
+    }
+    hold_end = end;
     held_us = us;
     us = 0;
     held = true;
@@ -118,9 +125,9 @@ struct SpinBudget {
     const std::uint64_t most =
         std::min(std::max(kMostUs * ticks_per_us, kMostTimes * lost), limit);
     // The time of the loss does not count as a time without loss.
-    const bool soon = hold != 0 && now - hold_end <= 4 * hold + lost;
+    const bool soon = hold != 0 && now - loss_end <= 4 * hold + lost;
     hold = soon ? std::clamp(2 * hold, least, most) : least;
-    hold_end = now + hold;
+    loss_end = hold_end = now + hold;
     held_us = us;
     us = 0;
     held = true;

@@ -249,9 +249,12 @@ void Core::OnBell() {
   // Only bell 0 is read: this thread alone sleeps on it.
   lane::shm::EmptyFd(bells->bell_fd(0));
   // A peer that does not know the eventfd of bell k yet has kicked bell 0 for
-  // it.  The bit came first.
+  // it.  The bit came first.  For bell 0 itself this turn looks anyway: a peer
+  // that sets that bit again and again must not make turn after turn.
   step.AssertHeld();
-  for (const auto& link : links_) RingBells(link->link()->TakeRung());
+  for (const auto& link : links_) {
+    RingBells(link->link()->TakeRung() & ~lane::BellBit(0));
+  }
   // Arm, then look.  The new generation makes a thread kick again whose mark
   // the drain misses.  To mark is a full fence (LinkState::Mark), so this end
   // needs no heavy one.  The bell is armed twice for a moment rather than not

@@ -276,6 +276,9 @@ class Stream {
   // As TCP sees it, the connection has been reset, and the application could
   // know it.
   bool Gone() const { return tx_broken_ && !last_write_; }
+  // The stream has ended as if reset, and stays so until Close: the anchor must
+  // not be used directly again.
+  bool Failed() const { return failed_; }
   // Returns whether the peer has said that it sends no more. The application
   // may have bytes still to read before that end.
   bool PeerEnded() const { return eof_ || pfin_known_; }

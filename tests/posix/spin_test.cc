@@ -142,6 +142,28 @@ TEST(Spin, GivingWayHoldsForASlice) {
   // It is no loss: the next loss is the first one.
   budget.Lost(200 * base::ticks_per_us, now + 5'000 * base::ticks_per_us);
   EXPECT_FALSE(budget.Held(now + 7'000 * base::ticks_per_us));
+  // Nor does it make a loss of long ago a recent one.
+  budget.GaveWay(now + 1'000'000 * base::ticks_per_us);
+  EXPECT_FALSE(budget.Held(now + 1'004'000 * base::ticks_per_us));
+  budget.Lost(200 * base::ticks_per_us, now + 1'005'000 * base::ticks_per_us);
+  EXPECT_FALSE(budget.Held(now + 1'007'000 * base::ticks_per_us));
+}
+
+TEST(Spin, AThreadThatGivesWaySpendsWhatItHasAndNoMore) {
+  SpinBudget budget;
+  budget.Begin(kSpinUs, true);
+  std::uint64_t now = 1'000'000 * base::ticks_per_us;
+  int spins = 0;
+  for (int i = 0; i < 1'000; ++i) {
+    budget.Held(now);
+    if (budget.us != 0) {
+      ++spins;
+      budget.GaveWay(now);
+      budget.Spun(12 * base::ticks_per_us, false, kSpinUs);
+    }
+    now += 5'000 * base::ticks_per_us;
+  }
+  EXPECT_LT(spins, 50);
 }
 
 }  // namespace

@@ -236,7 +236,8 @@ int rcs_unregister_buffer(void* address, size_t length);
 /* Zero copy: rcs_send of bytes in a registered buffer.  The program must not
  * change them until rcs_sent_done returns 1.  An RDMA device sends 16 KiB and
  * more straight from there.  All else is copied, as by rcs_send, and done at
- * once.  MSG_ZEROCOPY works too, with its error queue; on a lane it copies. */
+ * once.  MSG_ZEROCOPY works too, with its error queue; on a lane it copies.
+ * With memory of a GPU it is EOPNOTSUPP. */
 struct rcs_sent {
   uint32_t lane;   /* 0: the buffer is needed no more */
   uint32_t copied; /* when done, as SO_EE_CODE_ZEROCOPY_COPIED */
@@ -253,11 +254,12 @@ int rcs_sent_done(int fd, struct rcs_sent* sent, int may_copy);
 
 /* As rcs_recv, into a registered buffer.  EINVAL: `to` is in no such buffer.
  * While the call waits for 4 MiB and more, an RDMA device may write what comes
- * straight there; all else is copied.  Once it returns, no device writes there.
- * The buffer behind the returned count may have been written to, also if the
- * call returns -1.  With MSG_WAITALL, bytes already under way come straight
- * there, too.  No handler may jump out of the call, unless it was installed by
- * rcs_sigaction or under the preload. */
+ * straight there, unless the memory is a GPU's; all else is copied.  Once it
+ * returns, no device writes there.  The buffer behind the returned count may
+ * have been written to, also if the call returns -1.  With MSG_WAITALL, bytes
+ * already under way come straight there, too.  No handler may jump out of the
+ * call, unless it was installed by rcs_sigaction or under the preload, and the
+ * memory is the host's. */
 ssize_t rcs_recv_registered(int fd, void* to, size_t length, int flags);
 
 /* --- Direct placement, on an RDMA lane

@@ -40,6 +40,19 @@ class Block {
 
 using base::PinCount;
 
+// Memory of the program's that is registered, and its count, which ends behind
+// the registration: a thread that finds room has it.
+struct Registered {
+  Registered() = default;
+  // (A move into an object ends what it had in the same order.)
+  Registered(Registered&&) noexcept = default;
+  Registered& operator=(Registered&&) noexcept = default;
+  ~Registered() { mr.reset(); }
+
+  verbs::Mr mr;
+  PinCount pin;
+};
+
 // The memory of one protection domain. Blocks are cut from slabs, so that
 // thousands of lanes need few mappings. But each block has a registration of
 // its own, for exactly its bytes and for as long as it is handed out. So a peer

@@ -459,11 +459,7 @@ class QpLane final : public RdmaLane {
   LastWqe last_wqe_ = LastWqe::kNone;
   ReadyMac ready_mac_{};
   ReadyMac peers_ready_mac_{};
-  struct Exposed {
-    verbs::Mr mr;
-    PinCount pin;
-  };
-  std::vector<Exposed> exposed_;              // under the rx latch
+  std::vector<Registered> exposed_;           // under the rx latch
   std::shared_ptr<UserMemory> placing_from_;  // under the tx latch, to serial_
   std::uint64_t placed_wrs_ = 0;              // of the last that places
   std::uint64_t fence_wrs_ = 0;               // of the last whose end says so

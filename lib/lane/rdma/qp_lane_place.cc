@@ -33,25 +33,25 @@ int QpLane::Expose(void* at, std::size_t length, std::uint32_t* key) {
   if (refused != 0) return -refused;
   // The program reads a message, and then has the GPU read what came before.
   if (device != nullptr && !device->OrdersWrites()) return -EOPNOTSUPP;
-  PinCount pin;
-  if (!pin.Take(length)) {
+  Registered made;
+  if (!made.pin.Take(length)) {
     RCSOCK_LOG(1, "rdma: %zu bytes to expose are beyond RCSOCK_MAX_PINNED",
                length);
     return -ENOBUFS;
   }
   verbs::Error error;
-  verbs::Mr mr = RegisterForPeers(
-      memory_->pd(), at, length,
-      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &error, device.get());
-  if (mr == nullptr) return error.code == EFAULT ? -EFAULT : -ENOMEM;
-  *key = mr->rkey;
-  exposed_.push_back({std::move(mr), std::move(pin)});
+  made.mr = RegisterForPeers(memory_->pd(), at, length,
+                             IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
+                             &error, device.get());
+  if (made.mr == nullptr) return error.code == EFAULT ? -EFAULT : -ENOMEM;
+  *key = made.mr->rkey;
+  exposed_.push_back(std::move(made));
   return 0;
 }
 
 void QpLane::Hide(std::uint32_t key) {
   std::erase_if(exposed_,
-                [&](const Exposed& one) { return one.mr->rkey == key; });
+                [&](const Registered& one) { return one.mr->rkey == key; });
 }
 
 // The device carries out the requests of a QP in their order. It reports a

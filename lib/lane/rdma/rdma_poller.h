@@ -26,9 +26,9 @@ class QpLane;
 // as the completion queue has room for. Whatever these lanes do, it does not
 // overrun.
 struct CqSet {
+  PinCount pin;  // of both queues, which go before it
   verbs::Cq cq;
   SharedReceives shared;       // its srq() null: each lane has its own
-  PinCount pin;                // of both queues
   std::uint32_t capacity = 0;  // in lanes
   std::uint32_t lanes = 0;     // under the poller's latch, as what follows
   bool armed = false;          // and no completion taken since

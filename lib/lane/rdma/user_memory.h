@@ -65,11 +65,9 @@ class UserMemory {
              std::shared_ptr<gpu::Memory> device);
 
  private:
-  struct Device {
+  struct Device : Registered {
     ibv_pd* pd = nullptr;
     bool refused = false;
-    verbs::Mr mr;
-    PinCount pin;
   };
   std::byte* const base_;
   const std::size_t length_;

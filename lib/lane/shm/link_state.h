@@ -85,7 +85,10 @@ class LinkState {
   // by bell 0. A thread that has read any message of the link's socket, or bell
   // 0, calls this afterwards.
   BellMask TakeRung() {
-    return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst);
+    auto& bells = page_->rung[side_].bells;
+    // Most links have none, and a process may have many links.
+    if (bells.load(std::memory_order_acquire) == 0) return 0;
+    return bells.exchange(0, std::memory_order_seq_cst);
   }
   // Returns true if Ring may kick anything. Costs one look for each message.
   bool Rings(int bell) const {

@@ -295,13 +295,13 @@ void Bind(int fd, File* file, const FileOps& ops) {
   file->fds.store(1, std::memory_order_relaxed);
   ops.number(file, fd, true);
   OpsPlace(file).store(&ops, std::memory_order_relaxed);
+  Critical critical;
   if (base::Lone()) {
     Raise(fd);
     Put(fd, file);
     return;
   }
   // Not while another thread forks (ForkPrepare).
-  Critical critical;
   between_latch.lock();
   Raise(fd);
   Put(fd, file);
@@ -401,7 +401,10 @@ int CloseFd(int fd) {
   if (named->kind == FileKind::kSock && base::Lone()) {
     Critical critical;
     int result;
-    if (OpsOf(named).close_lone(named, fd, &result)) return result;
+    // A handler may have made a thread before the section began.
+    if (base::Lone() && OpsOf(named).close_lone(named, fd, &result)) {
+      return result;
+    }
   }
   Recall(fd);
   for (base::Backoff backoff;; backoff.Wait()) {

@@ -83,10 +83,11 @@ std::uint16_t OwnPort(int fd) {
 template <class With>
 bool WithSock(int fd, With&& with) {
   if (base::Lone()) {
-    // The look-up may wait, so handlers run until then.
+    // The look-up may wait, so handlers run until then.  One of them may have
+    // made a thread.
     Sock* const sock = LookupSock(fd);
     const Critical critical;
-    if (sock != nullptr && Entry(fd) == sock) {
+    if (sock != nullptr && base::Lone() && Entry(fd) == sock) {
       with(sock);
       return true;
     }

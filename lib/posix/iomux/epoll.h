@@ -355,8 +355,9 @@ class EpollSet final : public File {
     ready_count_.store(ready_count_.load(std::memory_order_relaxed) - by,
                        std::memory_order_relaxed);
   }
-  // Adds the looks since idle_since_ to this thread's SpinBudget.
-  void EndIdle(bool found);
+  // Adds the looks since idle_since_ to this thread's SpinBudget.  `allowed`:
+  // the thread might spin.
+  void EndIdle(bool found, bool allowed = true);
   // Looks for Look: once, or for so many ticks.  `now` gets the clock, if it
   // was read.
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
@@ -472,7 +473,7 @@ class EpollSet final : public File {
   static constexpr std::uint64_t kSoonUs = 4;
   int WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
                 std::uint32_t moves, Leave* leave);
-  bool LookBeforeSleep(bool nap, std::uint64_t since);
+  bool LookBeforeSleep(std::uint64_t since);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr,
                  int* ahead = nullptr);

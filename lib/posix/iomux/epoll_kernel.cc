@@ -193,7 +193,8 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   const std::uint32_t before = moves();
   int n = base::EpollPwait(fd_, out, capacity,
                            timeout_ns < 0 ? nullptr : &limit, mask);
-  if (timeout_ns != 0) {
+  // The kernel may have more than there was room for.
+  if (timeout_ns != 0 && n < capacity) {
     kernel_look_.store(base::Ticks(), std::memory_order_relaxed);
   }
   if (n <= 0) {

@@ -60,12 +60,12 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
 }
 
 // All looks of a loop that has found nothing meanwhile are one spin.
-void EpollSet::EndIdle(bool found) {
+void EpollSet::EndIdle(bool found, bool allowed) {
   BeginThread();
   const std::uint64_t since = idle_since_.load(std::memory_order_relaxed);
   if (since == 0) return;
   idle_since_.store(0, std::memory_order_relaxed);
-  if (!found && tls_spin.us == 0) return;  // it may not spin
+  if (!found && !allowed) return;
   tls_spin.Spun(base::Ticks() - since, found, base::GetConfig().spin_us);
 }
 
@@ -88,6 +88,8 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     idle_since_.store(now, std::memory_order_relaxed);
   }
   const std::uint64_t idle = now - idle_since_.load(std::memory_order_relaxed);
+  // The yield may take that away.
+  const bool allowed = tls_spin.us != 0;
   bool over = idle >= tls_spin.us * base::ticks_per_us;
   if (!over && idle > kPureUs * base::ticks_per_us) {
     ::sched_yield();
@@ -102,7 +104,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     }
   }
   if (!over) return 0;
-  EndIdle(false);
+  EndIdle(false, allowed);
   errno = EAGAIN;
   return -1;
 }

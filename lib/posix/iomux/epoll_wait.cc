@@ -121,8 +121,7 @@ bool EpollSet::NothingBehind() {
 }
 
 // The last look of a thread that has armed.
-bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
-  if (nap) base::AwaitNapLook(since);
+bool EpollSet::LookBeforeSleep(std::uint64_t since) {
   Critical critical;
   wait_latch_.lock();
   if (slept_since_ == 0) {
@@ -427,11 +426,13 @@ class EpollSet::WaitCall::Armed {
       : call_(call),
         armed_at_(base::Ticks()),
         sleep_(call->set_, call->leave_->life, call->leave_->unlooked,
-               call->limits_.Brief()) {}
+               call->limits_.Brief()),
+        armed_by_(base::Ticks()) {}
 
   bool Look() {
     if (call_->Gone()) return true;
-    const bool ready = call_->set_->LookBeforeSleep(naps(), armed_at_);
+    if (naps()) base::AwaitNapLook(armed_by_);
+    const bool ready = call_->set_->LookBeforeSleep(armed_at_);
     // This thread has armed anew before LookBeforeSleep.
     call_->leave_->Looked();
     // A stream that has gone to the kernel since leaves the ready list.  The
@@ -474,6 +475,7 @@ class EpollSet::WaitCall::Armed {
   WaitCall* const call_;
   const std::uint64_t armed_at_;
   EpollSet::Sleep sleep_;
+  const std::uint64_t armed_by_;  // armed_at_ is before, this is behind
   std::uint64_t slept_from_ = 0;  // ticks; 0: it has not slept
   int ahead_ = kNoBell;
   bool last_ = false;

@@ -14,6 +14,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/fail.h"
 #include "lib/base/guard.h"
+#include "lib/base/nap.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/iomux/epoll.h"
@@ -118,7 +119,7 @@ class Polling {
     if (SleepByFutex()) {
       kernel_look_ = 0;
     } else if (SleepByBells() < 0) {
-      return End(-1);
+      return entered_ ? End(-1) : Fail(errno);
     }
     // If the next look finds nothing, the bell has rung for another thread, or
     // the nap is over.  That is no reason to spin.  A source wakes for many
@@ -127,7 +128,13 @@ class Polling {
     if (!in_vain_) NewSpin();
     return !Split() && End(base::Fail(EFAULT));
   }
+  // A handler has run before the thread asked the kernel, which tells what is
+  // ready first.
   bool Fail(int error) {
+    if (error == EINTR && LookKernel(0, false, nullptr) > 0) {
+      LookBeside();
+      return End(Merge());
+    }
     errno = error;
     return End(-1);
   }
@@ -401,6 +408,7 @@ class Polling {
 
   // Arm, look, sleep.  Returns 0: look again; -1: errno.
   int SleepByBells() {
+    entered_ = false;
     Conductor* const conductor = Conductor::IfRunning();
     if (conductor == nullptr) {
       // The engine is being taken down.  Its streams are about to be plain.
@@ -473,12 +481,16 @@ class Polling {
   // Sleeps in the kernel.  Returns 0: look again; -1: errno.
   int SleepInKernel(const SleepPart& part, bool nap) {
     if (slept_since_ == 0) slept_since_ = base::Ticks();
+    entered_ = true;
     const bool aside = aside_ && !nap;
     const bool late = part.ns < 0 || part.ns > kAsideNs;
     const int n =
         LookKernel(aside && late ? kAsideNs : part.ns, true, limits_.mask());
     if (n == 0 && aside) aside_ = false;
-    asked_ = n == 0 && !rang_ && !aside;
+    // Not behind a nap with more time left: the thread may lose its CPU until
+    // that time is over, and the kernel may have something by then.  Nor if the
+    // kernel had only what select() does not tell.
+    asked_ = n == 0 && !rang_ && !aside && !aside_ && (!nap || part.last);
     if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
     // Woken before its end: the next sleep may begin with a nap again.
     napped_ = nap && !rang_;
@@ -497,6 +509,7 @@ class Polling {
     lane::BellMask wanted;
     long process;
     bool nap = false;
+    std::uint64_t armed_at = 0;  // ticks
 
     void Arm() {
       // Counted first, then looked.  A thread that takes a stream off its lane,
@@ -510,11 +523,13 @@ class Polling {
       for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
         conductor->bells()->Arm(std::countr_zero(more), nap);
       }
+      armed_at = base::Ticks();
       polling->sources_.Drain();
       polling->rang_ = false;
       polling->kernel_look_ = 0;
     }
     bool Look() {
+      if (nap && conductor->bells()->Fences()) base::AwaitNapLook(armed_at);
       const bool still = polling->StillRings(wanted);
       bool again = false;
       return polling->LookStreams(&again) > 0 || again || !still;
@@ -559,6 +574,7 @@ class Polling {
   bool faulted_ = false;  // the program's array has gone bad
   bool looked_ = false;   // the last look included the kernel's descriptors
   bool asked_ = false;    // ... and so did the last sleep, at its end
+  bool entered_ = false;  // the last sleep has begun
   bool in_vain_ = false;  // the thread has slept, and does not spin again
   std::uint64_t kernel_look_ = 0;
   std::uint64_t slept_since_ = 0;  // start of the first sleep; 0: none

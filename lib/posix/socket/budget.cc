@@ -126,6 +126,7 @@ std::vector<Shared> RemoteLanes::All() {
 void RemoteLane::Seeks() {
   sought_ns_ = base::NowNs();
   sought_bytes_ = sock_->calls().bytes();
+  sought_calls_ = sock_->calls().count();
   queue_ = QueueOfThread();
 }
 

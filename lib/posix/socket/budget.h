@@ -27,6 +27,8 @@ class RemoteLane {
   void Seeks();
   // Returns when the search began.  The caller may hold any latch.
   std::uint64_t sought_ns() const { return sought_ns_; }
+  // Likewise, how many calls had moved bytes by then.
+  std::uint32_t sought_calls() const { return sought_calls_; }
   // Returns QueueOfThread() of the thread that began the search.
   int queue() const { return queue_; }
   // Returns whether the stream may ask its peer for a lane.  The connecting end
@@ -60,6 +62,7 @@ class RemoteLane {
   Heartbeat heartbeat_;
   std::uint64_t sought_ns_ = 0;     // when the stream began to seek a lane
   std::uint64_t sought_bytes_ = 0;  // what it had moved by then
+  std::uint32_t sought_calls_ = 0;  // in so many calls
   int queue_ = 1;
 };
 

@@ -101,7 +101,13 @@ int ProgramControl::PromoteNow() {
 
 int ProgramControl::DemoteNow(std::uint64_t deadline_ns) {
   constexpr std::uint32_t kPauseNs = 2'000'000;
-  return sock_->way_back().ToPlain(Reason::kPolicy, deadline_ns, kPauseNs)
+  if (sock_->way_back().ToPlain(Reason::kPolicy, deadline_ns, kPauseNs)) {
+    return 0;
+  }
+  // A stream that has failed is on no lane, as one that TCP has reset.
+  Latched latched(sock_);
+  const stream::Stream* const engine = sock_->engine();
+  return engine != nullptr && sock_->lane() == nullptr && engine->Failed()
              ? 0
              : ETIMEDOUT;
 }

@@ -1,5 +1,6 @@
 #include "lib/posix/socket/sock_notice.h"
 
+#include "lib/base/barrier.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/thread/bell_shares.h"
@@ -61,8 +62,10 @@ void LaneNotice::WantSource(bool wanted) {
 
 // During the switch each message rings the conductor's bell, and the conductor
 // passes it on to all who wait for the stream.  So a sender that does not see
-// the next wish yet wakes them nevertheless, and that wish needs no fence.  The
-// fence would interrupt all processors, for each stream that comes on a lane.
+// the next wish yet wakes them nevertheless, and that wish needs no heavy
+// fence, which would interrupt all processors, for each stream that comes on a
+// lane.  KickPollers needs the full one: a thread in EnterPoll counts itself,
+// then looks at the bell (PollsModel, kicks_before).
 void LaneNotice::Tell(std::uint32_t bits, int bell) {
   latches_.AssertHeld();
   const bool rings_all = bits_.load(std::memory_order_relaxed) == kOfSwitch &&
@@ -76,6 +79,7 @@ void LaneNotice::Tell(std::uint32_t bits, int bell) {
   lane::shm::ShmLane* const shm = Shm();
   if (shm != nullptr && rings_all) {
     shm->Wish(bits, bell);
+    base::FullFence();
   } else {
     lane_->SetNotify(bits, bell);
   }

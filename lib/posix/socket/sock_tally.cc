@@ -66,6 +66,7 @@ void Tally::AddOnTcp() const {
 
 void Tally::AccountLone() {
   latches_.AssertUnshared();
+  if (accounted_) return;  // AtExit has
   accounted_ = true;
   AddOnTcp<true>();
 }
@@ -109,8 +110,12 @@ void Tally::Learn(const StreamFacts& facts) const {
   const std::uint64_t all =
       calls +
       (lane_tx + lane_rx) / (on_tcp / std::max<std::uint64_t>(calls, 1) + 1);
+  if (all == 0) return;
+  // Each search begins that time anew.  The calls before it were as far apart.
+  const std::uint64_t since =
+      all - std::min<std::uint64_t>(sock_->remote().sought_calls(), all - 1);
   Prospect::LearnPace(facts.service, tx + rx, all,
-                      base::NowNs() - facts.sought_ns);
+                      (base::NowNs() - facts.sought_ns) / since * all);
 }
 
 Tally::Traffic Tally::TrafficOf(const StreamFacts& facts) const {

@@ -61,7 +61,7 @@ bool WayBack::ToPlain(Reason reason, std::uint64_t deadline_ns,
   if (deadline_ns == 0) deadline_ns = LeaveDeadline();
   for (int i = 0;; ++i) {
     if (Step(reason)) return true;
-    if (StuckOnStash() || base::NowNs() >= deadline_ns) break;
+    if (Stuck() || base::NowNs() >= deadline_ns) break;
     // The peer's background thread answers within a round trip or two.
     base::SleepThrough(i < 50 ? 100'000 : pause_ns);
   }
@@ -73,12 +73,14 @@ bool WayBack::ToPlain(Reason reason, std::uint64_t deadline_ns,
   return sock_->mode() != Mode::kEngine;
 }
 
-// Returns whether only bytes that were read ahead hold the stream.  There was
-// no memory to share them in.
-bool WayBack::StuckOnStash() const {
+// Returns whether no wait helps.  Only bytes that were read ahead hold the
+// stream: there was no memory to share them in.  Or the stream has failed, and
+// stays with the engine until it is closed.
+bool WayBack::Stuck() const {
   Latched latched(sock_);
-  return sock_->engine() != nullptr && sock_->lane() == nullptr &&
-         sock_->engine()->OnlyStash();
+  const stream::Stream* const engine = sock_->engine();
+  return engine != nullptr && sock_->lane() == nullptr &&
+         (engine->OnlyStash() || engine->Failed());
 }
 
 void WayBack::PinSoon(Reason reason) {

@@ -70,7 +70,7 @@ class WayBack {
 
  private:
   bool AwaitsLane(base::Reason reason);
-  bool StuckOnStash() const;
+  bool Stuck() const;
 
   Sock* const sock_;
   const base::LatchPair latches_;
