@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "lib/base/clock.h"
 #include "lib/base/spin_account.h"
@@ -27,6 +28,7 @@ struct SpinBudget {
   std::uint64_t hold_end = 0;  // when the hold ends, or ended, in ticks
   std::uint64_t loss_end = 0;  // when the hold of the last loss ends, or ended
   bool held = false;
+  bool gave_way = false;  // the last yield
   // Whether `us` is what the account allows (Profile::kBalanced).
   bool earned = false;
   // Whether the thread's last sleep was longer than a nap, and whether the
@@ -88,13 +90,17 @@ struct SpinBudget {
     constexpr std::uint64_t kSliceUs = 100;
     if (ticks > kSliceUs * ticks_per_us) Hold(ticks, now);
   }
-  // A yield has let another thread run for a moment.  The kernel takes a yield
-  // for the use of a whole slice (EEVDF: of the virtual run time since Linux
-  // 6.18, of the deadline before).  A thread that yields again and again is so
-  // far in debt that it stands still for tens of milliseconds once the others
-  // have work.  So such yields are no more often than slices.
-  void GaveWay(std::uint64_t now) {
+  // A yield has let another thread run for a moment, or has not (`gave`).  The
+  // kernel takes a yield for the use of a whole slice (EEVDF: of the virtual
+  // run time since Linux 6.18, of the deadline before).  A thread that yields
+  // again and again is so far in debt that it stands still for tens of
+  // milliseconds once the others have work.  So such yields come in slices'
+  // distance.  A single one says nothing: an interrupt takes as long.
+  void Yielded(bool gave, std::uint64_t now) {
     constexpr std::uint64_t kSliceUs = 4'000;
+    const bool again = std::exchange(gave_way, gave) && gave;
+    if (!again) return;
+    gave_way = false;
     const std::uint64_t end = now + kSliceUs * ticks_per_us;
     if (held) {
       // The yield was a loss, too.

@@ -576,8 +576,7 @@ bool ShmLane::Thaw() {
 // Rings bell 0: only the peer's conductor waits for this.
 void ShmLane::TellLeft(Left left) {
   const auto word = static_cast<std::uint32_t>(left);
-  if (own().left.load(std::memory_order_relaxed) == word) return;
-  own().left.store(word, std::memory_order_release);
+  if (own().left.exchange(word, std::memory_order_acq_rel) == word) return;
   if (link_->why_dead() != base::Reason::kNone) return;
   link_->Mark(kReadyRx, 0, index_);
   link_->Ring(0);

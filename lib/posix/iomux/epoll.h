@@ -222,7 +222,7 @@ class EpollSet final : public File {
   // The conductor looks whether the set's thread is outside every wait
   // (epoll_away.cc), and sets `*away` then.  Returns false if the conductor
   // need not look again soon.
-  bool NoteAway(bool* away) RC_EXCLUDES(wait_latch_);
+  bool NoteAway(std::uint32_t ms, bool* away) RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date (epoll_mirror.cc).
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
   // For the conductor, when the bell has rung.  False: a thread holds the set.

@@ -56,17 +56,17 @@ void AwaySets::Start(Conductor* conductor) {
 void AwaySets::Look(Conductor* conductor) {
   bool more = false;
   bool away = false;
+  const std::uint32_t ms = look_ms.load(std::memory_order_relaxed);
   for (EpollSet* set = all.load(std::memory_order_acquire); set != nullptr;
        set = set->away_next_) {
     // A wait that ends from here on has the set looked at again.
     if (!set->away_watched_.exchange(false, std::memory_order_seq_cst) ||
-        !set->NoteAway(&away)) {
+        !set->NoteAway(ms, &away)) {
       continue;
     }
     set->away_watched_.store(true, std::memory_order_seq_cst);
     more = true;
   }
-  const std::uint32_t ms = look_ms.load(std::memory_order_relaxed);
   look_ms.store(away ? kLeastLookMs : std::min(2 * ms, kMostLookMs),
                 std::memory_order_relaxed);
   if (!more) {
@@ -111,18 +111,23 @@ void EpollSet::WatchAwayNow() {
 // the first message in the kernel's ready list.  If each wait armed at its end,
 // each message would cost a stamp and a ring.  So the conductor arms a moment
 // later, for a thread that does not come back soon.
-bool EpollSet::NoteAway(bool* away) {
+bool EpollSet::NoteAway(std::uint32_t ms, bool* away) {
   const Critical critical;
   if (!wait_latch_.try_lock()) {
     *away = true;
     return true;
   }
-  const bool quiet = std::exchange(away_number_, wait_number_) == wait_number_;
+  const std::uint32_t waits =
+      wait_number_ - std::exchange(away_number_, wait_number_);
+  const bool quiet = waits == 0;
+  // A thread that comes back each 0.25 ms is not away.  Senders would only ring
+  // for it, and a look would take its CPU.
+  const bool busy = waits >= 4 * ms;
   Rebuild();
   const bool mixes = Mixes();
   const bool inside = sleepers_.load(std::memory_order_seq_cst) > 0 ||
                       strangers_.load(std::memory_order_seq_cst) > 0;
-  if (mixes && !inside && !armed_awake_) {
+  if (mixes && !inside && !busy && !armed_awake_) {
     ArmAwake();
     // What lanes already have comes before what the kernel gets from now on.
     if (came_before_ != 0) KickBell();
@@ -130,7 +135,7 @@ bool EpollSet::NoteAway(bool* away) {
     local_recent_.store(true, std::memory_order_release);
   }
   wait_latch_.unlock();
-  *away |= !inside;
+  *away |= !inside && !busy;
   // Where no wait has ended since the last look, the thread is in its wait or
   // the bell is armed.  The end of the next wait has the looks begin again.
   return mixes && !quiet;

@@ -96,8 +96,9 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     const std::uint64_t after = base::Ticks();
     const std::uint64_t away = after - now;
     tls_spin.Lost(away, after);
-    if (away > kHandedUs * base::ticks_per_us) {
-      tls_spin.GaveWay(after);
+    const bool gave = away > kHandedUs * base::ticks_per_us;
+    tls_spin.Yielded(gave, after);
+    if (gave) {
       filled = LookFor(out, capacity, 0, &now);
       if (filled > 0) return filled;
       over = true;

@@ -19,6 +19,7 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/poll_look.h"
+#include "lib/posix/iomux/poll_member.h"
 #include "lib/posix/iomux/poll_sources.h"
 #include "lib/posix/iomux/thread_bells.h"
 #include "lib/posix/iomux/unread_wait.h"
@@ -37,21 +38,6 @@ namespace rcsock::posix {
 using rendezvous::Conductor;
 
 namespace {
-
-constexpr nfds_t kOnStack = 64;
-// Marks a descriptor that the kernel is not asked about again soon.
-constexpr short kAside = 0x4000;
-constexpr std::int64_t kAsideNs = 100'000'000;
-// So few streams take no time to look at.
-constexpr nfds_t kFew = 4;
-
-File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
-
-// A member of the poll set that poll itself looks at.
-struct Member {
-  nfds_t at;
-  File* file;
-};
 
 class Polling {
  public:

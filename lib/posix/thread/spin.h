@@ -90,12 +90,13 @@ class Spinner {
     }
     if (now >= yield_at_) {
       // A long yield has let another thread run.  Spinning on would starve it,
-      // and more such yields would starve this thread (SpinBudget::GaveWay).
+      // and more such yields would starve this thread (SpinBudget::Yielded).
       yield();
       last_ = base::Ticks();
       tls_spin.Lost(last_ - now, last_);
-      if (last_ - now > kHandedUs * base::ticks_per_us) {
-        tls_spin.GaveWay(last_);
+      const bool gave = last_ - now > kHandedUs * base::ticks_per_us;
+      tls_spin.Yielded(gave, last_);
+      if (gave) {
         End(false);
         return false;
       }
