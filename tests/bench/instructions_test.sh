@@ -2,12 +2,13 @@
 # usage: instructions_test COUNT CALLS CALLS_NAMED CALLS_LINKED SHIM
 #
 # What a call costs through the preload, and in the two ways to use the library:
-# instructions, not time.  The library may take 2 % more.  The preload's limits are
-# those of docs/performance.md, for the compiler of Debian 12.
+# instructions, not time.  The library may take 2 % more, and 4 % by epoll: it does
+# not know that the program has one thread.  The preload's limits are those of
+# docs/performance.md, for the compiler of Debian 12.
 set -euo pipefail
 count=$1 calls=$2 named=$3 linked=$4 shim=$(readlink -f "$5")
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
-declare -A limits=([blocking]=782 [epoll]=1386)
+declare -A limits=([blocking]=782 [epoll]=1396)
 failed=0
 
 # usage: round LIMIT TRIPS CALLS_ARGUMENT...
@@ -27,11 +28,11 @@ round() {
   fi
 }
 # epoll_ctl: MOD, or DEL and ADD, for each message.
-round 2370 16 once 3
-round 2610 16 anew 3
+round 2270 16 once 3
+round 2490 16 anew 3
 # 8 connections in a set: with DEL and ADD for each message, and the waits alone.
-round 2040 $((16 * 8)) anew 1 8
-round 1010 $((16 * 8)) epoll 1 8
+round 2020 $((16 * 8)) anew 1 8
+round 975 $((16 * 8)) epoll 1 8
 for mode in blocking epoll; do
   preload=$("$count" /usr/bin/env LD_PRELOAD="$shim" "$calls" $mode 5)
   # A look at the kernel that the clock brings adds to a count.  So the least of
@@ -51,7 +52,7 @@ for mode in blocking epoll; do
       BEGIN {
         printf "%s: preload %d, %s %d instructions (%+.2f%%)\n",
           m, p / 16, h, l / 16, 100 * (l / p - 1)
-        exit l > 1.02 * p
+        exit l > (m == "epoll" ? 1.04 : 1.02) * p
       }' || failed=1
   done
 done

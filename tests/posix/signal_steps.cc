@@ -259,54 +259,62 @@ Case armed(
     {.seconds = 240});
 
 // A thread that has been told of a message reads it, and arms the registration
-// anew.  Meanwhile another thread waits, and stands an instruction later in
-// each round.  There is nothing to tell it.
+// anew: one that is told of once, or (`anew`) one by level, which it has
+// deleted before.  Meanwhile another thread waits, and stands an instruction
+// later in each round.  There is nothing to tell it.
+void ReadAndArmedAtEachStep(int fd, bool anew) {
+  const std::uint32_t events =
+      EPOLLIN | (anew ? 0u : std::uint32_t{EPOLLONESHOT});
+  const int set = ::epoll_create1(0);
+  Arm(set, fd, events, 1, true);
+  HandleTraps(&Standing::OnTrap);
+  constexpr int kMost = 4000;
+  int in_vain = 0;
+  Standing::due = 0;
+  for (bool within = true; within && Standing::due < kMost;
+       Standing::due += 1 + Standing::due / 40) {
+    SendAll(fd, "n", 1);
+    epoll_event report{};
+    CHECK_THAT(::epoll_wait(set, &report, 1, 5000) == 1);
+    if (anew) CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_DEL, fd, nullptr) == 0);
+    Standing::stands = Standing::goes = false;
+    std::atomic<bool> over{false};
+    int n = 0;
+    std::thread stepped([&] {
+      Standing::Run([&] {
+        epoll_event event{};
+        n = ::epoll_wait(set, &event, 1, 5);
+      });
+      over = true;
+    });
+    while (!Standing::stands && !over) std::this_thread::yield();
+    within = Standing::stands;
+    std::atomic<bool> other_over{false};
+    std::thread other([&] {
+      char byte;
+      RecvAll(fd, &byte, 1);
+      Arm(set, fd, events, 1, anew);
+      other_over = true;
+    });
+    // (It may want a latch that the one that stands has.)
+    for (int i = 0; i < 20 && !other_over; ++i) ::usleep(100);
+    Standing::goes = true;
+    stepped.join();
+    other.join();
+    if (n != 0) {
+      if (++in_vain == 1) std::fprintf(stderr, "step %d\n", Standing::due);
+      if (!anew) Arm(set, fd, events, 1);
+    }
+  }
+  Log("in vain: %d", in_vain);
+  ::close(set);
+}
+
 Case read_at_step(
     "read_and_armed_at_each_step",
     [](int fd) {
-      const int set = ::epoll_create1(0);
-      Arm(set, fd, EPOLLIN | EPOLLONESHOT, 1, true);
-      HandleTraps(&Standing::OnTrap);
-      constexpr int kMost = 4000;
-      int in_vain = 0;
-      Standing::due = 0;
-      for (bool within = true; within && Standing::due < kMost;
-           Standing::due += 1 + Standing::due / 40) {
-        SendAll(fd, "n", 1);
-        epoll_event report{};
-        CHECK_THAT(::epoll_wait(set, &report, 1, 5000) == 1);
-        Standing::stands = Standing::goes = false;
-        std::atomic<bool> over{false};
-        int n = 0;
-        std::thread stepped([&] {
-          Standing::Run([&] {
-            epoll_event event{};
-            n = ::epoll_wait(set, &event, 1, 5);
-          });
-          over = true;
-        });
-        while (!Standing::stands && !over) std::this_thread::yield();
-        within = Standing::stands;
-        std::atomic<bool> other_over{false};
-        std::thread other([&] {
-          char byte;
-          RecvAll(fd, &byte, 1);
-          Arm(set, fd, EPOLLIN | EPOLLONESHOT, 1);
-          other_over = true;
-        });
-        // (It may want a latch that the one that stands has.)
-        for (int i = 0; i < 20 && !other_over; ++i) ::usleep(100);
-        Standing::goes = true;
-        stepped.join();
-        other.join();
-        if (n != 0) {
-          if (++in_vain == 1) std::fprintf(stderr, "step %d\n", Standing::due);
-          Arm(set, fd, EPOLLIN | EPOLLONESHOT, 1);
-        }
-      }
-      Log("in vain: %d", in_vain);
+      for (const bool anew : {false, true}) ReadAndArmedAtEachStep(fd, anew);
       SendAll(fd, "e", 1);
-      ::close(set);
     },
     [](int fd) {
       for (char what = 'n'; what != 'e';) {

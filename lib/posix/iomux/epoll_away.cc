@@ -114,14 +114,15 @@ void EpollSet::WatchAwayNow() {
 bool EpollSet::NoteAway(std::uint32_t ms, bool* away) {
   const Critical critical;
   if (!wait_latch_.try_lock()) {
-    *away = true;
+    // A thread that has the latch looks or spins: it is not away.  Its bell is
+    // armed at a later look, if it leaves.
     return true;
   }
   const std::uint32_t waits =
       wait_number_ - std::exchange(away_number_, wait_number_);
   const bool quiet = waits == 0;
-  // A thread that comes back each 0.25 ms is not away.  Senders would only ring
-  // for it, and a look would take its CPU.
+  // A thread that looks each 0.25 ms is not away.  Senders would only ring for
+  // it, and a look would take its CPU.  A wait that sleeps looks three times.
   const bool busy = waits >= 4 * ms;
   Rebuild();
   const bool mixes = Mixes();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "lib/base/alone.h"
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
 #include "lib/posix/iomux/epoll.h"
@@ -77,6 +78,8 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
     if (((events & (kRoom | EPOLLONESHOT)) == 0 ||
          (room && (events & EPOLLONESHOT) == 0 &&
           Looks(sock).HasRoom(-1, direct.lane))) &&
+        // The caller's look may be of an earlier arming.
+        (by_edges || base::Alone() || direct.lane->RxPendingQuick()) &&
         interest->Is(events, *data)) {
       return events & (room ? kInput | kRoom : kInput);
     }
@@ -151,13 +154,19 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
                                                      epoll_event* out) {
   Interest* const interest = direct.interest;
   std::uint64_t data;
-  std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  std::uint32_t events = interest->events.load(std::memory_order_acquire);
   if ((events & kAsked) == EPOLLIN && direct.lane->InMemory() &&
       !interest->spent.load(std::memory_order_relaxed) &&
       !interest->ready.load(std::memory_order_relaxed) &&
       Looks(direct.sock).TellsInputAlone()) [[likely]] {
+    data = interest->data.load(std::memory_order_acquire);
+    // The caller's look may be of an earlier arming, whose input another thread
+    // has read since.
+    if (!base::Alone() && (!direct.lane->RxPendingQuick() ||
+                           !interest->Is(events, data))) [[unlikely]] {
+      return false;
+    }
     events = EPOLLIN;
-    data = interest->data.load(std::memory_order_relaxed);
   } else {
     events = Tells(direct, &data);
     if (events == 0) return false;

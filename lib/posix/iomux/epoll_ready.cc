@@ -340,18 +340,18 @@ int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
   for (int k = 0; k < fresh.count && filled < capacity; ++k) {
     Interest* const interest = fresh.interests[k];
     Sock* const sock = interest->sock;
-    if ((interest->events.load(std::memory_order_relaxed) & kAsked) !=
-            EPOLLIN ||
-        interest->set != this || sock == nullptr ||
-        !interest->in_user.load(std::memory_order_relaxed) ||
+    const std::uint64_t data = interest->data.load(std::memory_order_acquire);
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_acquire);
+    if ((events & kAsked) != EPOLLIN || interest->set != this ||
+        sock == nullptr || !interest->in_user.load(std::memory_order_relaxed) ||
         interest->dormant.load(std::memory_order_acquire) ||
         interest->spent.load(std::memory_order_relaxed) ||
-        interest->told == wait_number_ || !Looks(sock).HasInput()) {
+        interest->told == wait_number_ || !Looks(sock).HasInput() ||
+        !interest->Is(events, data)) {
       continue;
     }
-    if (!base::TryTell(out + filled, EPOLLIN,
-                       interest->data.load(std::memory_order_relaxed)))
-        [[unlikely]] {
+    if (!base::TryTell(out + filled, EPOLLIN, data)) [[unlikely]] {
       Untold(interest);
       break;
     }
