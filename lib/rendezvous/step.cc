@@ -39,15 +39,10 @@ constinit thread_local bool tls_in_step = false;
 
 // The analysis cannot follow a scope whose latch belongs to another object,
 // which may be null.  The users of what the step guards assert it.
-Step::Step(Core* core) RC_NO_LOCK_CHECK : core_(core) {
+Step::Step(Core* core, Meets meets) RC_NO_LOCK_CHECK : core_(core) {
   core_->step.lock();
   tls_in_step = true;
-  core_->NoteOwner();
-}
-
-Step::Step(Core* core, Meets) RC_NO_LOCK_CHECK : core_(core) {
-  core_->step.lock();
-  tls_in_step = true;
+  if (meets == Meets::kSomebody) core_->NoteOwner();
 }
 
 Step::Step(Core* core, std::try_to_lock_t) RC_NO_LOCK_CHECK

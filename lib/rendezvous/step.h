@@ -11,11 +11,10 @@ class Core;
 // finds the conductor free (Core::Here).
 class Step {
  public:
-  // Asks whose the thread is (Core::OwnUid).
-  explicit Step(Core* core);
-  // A turn that meets nobody, and does not ask.
-  enum class Meets : bool { kNobody };
-  Step(Core* core, Meets);
+  // A turn that meets somebody asks whose the thread is (Core::OwnUid).
+  enum class Meets : bool { kNobody, kSomebody };
+  Step(Core* core, Meets meets);
+  explicit Step(Core* core) : Step(core, Meets::kSomebody) {}
   Step(Core* core, std::try_to_lock_t);  // false: a turn is under way
   ~Step();
   explicit operator bool() const { return core_ != nullptr; }
