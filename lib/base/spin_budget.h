@@ -90,16 +90,24 @@ struct SpinBudget {
     constexpr std::uint64_t kSliceUs = 100;
     if (ticks > kSliceUs * ticks_per_us) Hold(ticks, now);
   }
-  // A yield has let another thread run for a moment, or has not (`gave`).  The
-  // kernel takes a yield for the use of a whole slice (EEVDF: of the virtual
-  // run time since Linux 6.18, of the deadline before).  A thread that yields
-  // again and again is so far in debt that it stands still for tens of
-  // milliseconds once the others have work.  So such yields come in slices'
-  // distance.  A single one says nothing: an interrupt takes as long.
-  void Yielded(bool gave, std::uint64_t now) {
+  // A yield of so many ticks is over.  Returns whether it has let another
+  // thread run.  The kernel takes a yield for the use of a whole slice (EEVDF:
+  // of the virtual run time since Linux 6.18, of the deadline before).  A
+  // thread that yields again and again is so far in debt that it stands still
+  // for tens of milliseconds once the others have work.  So such yields come in
+  // slices' distance.  A single one says nothing: an interrupt takes as long.
+  bool Yielded(std::uint64_t ticks, std::uint64_t now) {
+    // More than a yield to nobody takes.
+    constexpr std::uint64_t kHandedUs = 2;
+    Lost(ticks, now);
+    const bool gave = ticks > kHandedUs * ticks_per_us;
+    if (std::exchange(gave_way, gave) && gave) GiveWay(now);
+    return gave;
+  }
+
+ private:
+  void GiveWay(std::uint64_t now) {
     constexpr std::uint64_t kSliceUs = 4'000;
-    const bool again = std::exchange(gave_way, gave) && gave;
-    if (!again) return;
     gave_way = false;
     const std::uint64_t end = now + kSliceUs * ticks_per_us;
     if (held) {
@@ -113,7 +121,6 @@ struct SpinBudget {
     held = true;
   }
 
- private:
   [[gnu::noinline]] void Hold(std::uint64_t lost, std::uint64_t now) {
     constexpr std::uint64_t kLeastUs = 2'000;
     constexpr std::uint64_t kMostUs = 128'000;

@@ -99,8 +99,8 @@ TEST(Spin, AStoppedMachineSaysNothing) {
 }
 
 void GiveWayTwice(SpinBudget* budget, std::uint64_t now) {
-  budget->Yielded(true, now);
-  budget->Yielded(true, now);
+  budget->Yielded(5 * base::ticks_per_us, now);
+  budget->Yielded(5 * base::ticks_per_us, now);
 }
 
 TEST(Spin, OneYieldThatTakesLongSaysNothing) {
@@ -108,9 +108,9 @@ TEST(Spin, OneYieldThatTakesLongSaysNothing) {
   budget.us = kSpinUs;
   const std::uint64_t now = 1'000'000 * base::ticks_per_us;
   for (int i = 0; i < 10; ++i) {
-    budget.Yielded(true, now);
+    budget.Yielded(5 * base::ticks_per_us, now);
     EXPECT_FALSE(budget.Held(now));
-    budget.Yielded(false, now);
+    budget.Yielded(base::ticks_per_us, now);
     EXPECT_FALSE(budget.Held(now));
   }
 }

@@ -70,8 +70,6 @@ void EpollSet::EndIdle(bool found, bool allowed) {
 }
 
 int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
-  // A longer yield has let another thread run.
-  constexpr std::uint64_t kHandedUs = 2;
   constexpr std::uint64_t kPureUs = 10;
   if (!HasUser()) {
     errno = ENODATA;
@@ -94,11 +92,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
   if (!over && idle > kPureUs * base::ticks_per_us) {
     ::sched_yield();
     const std::uint64_t after = base::Ticks();
-    const std::uint64_t away = after - now;
-    tls_spin.Lost(away, after);
-    const bool gave = away > kHandedUs * base::ticks_per_us;
-    tls_spin.Yielded(gave, after);
-    if (gave) {
+    if (tls_spin.Yielded(after - now, after)) {
       filled = LookFor(out, capacity, 0, &now);
       if (filled > 0) return filled;
       over = true;

@@ -93,10 +93,7 @@ class Spinner {
       // and more such yields would starve this thread (SpinBudget::Yielded).
       yield();
       last_ = base::Ticks();
-      tls_spin.Lost(last_ - now, last_);
-      const bool gave = last_ - now > kHandedUs * base::ticks_per_us;
-      tls_spin.Yielded(gave, last_);
-      if (gave) {
+      if (tls_spin.Yielded(last_ - now, last_)) {
         End(false);
         return false;
       }
@@ -120,8 +117,6 @@ class Spinner {
   static constexpr int kFewTurns = 3;
   static constexpr std::uint64_t kPureUs = 10;
   static constexpr std::uint64_t kYieldEveryUs = 3;
-  // More than a yield to nobody takes.
-  static constexpr std::uint64_t kHandedUs = 2;
   // Counts a spin once.  A spin that was not allowed is none.
   void End(bool found) {
     if (start_ == 0) return;
