@@ -140,7 +140,7 @@ def group_of(row):
 def load(path, machine, date):
     """Writes the data of the tables of one run of load_compare."""
     run = json.loads(path.read_text())
-    arguments = " ".join(run.get("arguments", ["..."]))
+    arguments = " ".join(word for word in run.get("arguments", ["..."]) if word != "--json")
     notes = [f"Each run took {run['seconds']:g} s."]
     if run.get("repetitions", 1) > 1:
         notes.append(f"A line is that run of {run['repetitions']} whose CPU time is the middle one, whole.")
