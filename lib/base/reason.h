@@ -70,7 +70,8 @@ namespace rcsock::base {
   X(kTranslated, "translated_address",                                        \
     "the peer has the gateway's address, which may be translated")            \
   X(kDeviceFull, "device_full",                                               \
-    "a limit of the RDMA device, or of its cgroup, is reached")
+    "a limit of the RDMA device, or of its cgroup, is reached")               \
+  X(kQuiet, "quiet", "silent for most of the time: has not earned a lane yet")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

@@ -542,6 +542,8 @@ class EpollSet final : public File {
   std::unique_ptr<lane::shm::ShmPoller> poller_;
   lane::Board* board_ = nullptr;
   bool bell_in_kernel_ = false;
+  // The first stream has come into user space, and MoveAll has yet to kick.
+  bool first_came_ RC_GUARDED_BY(interest_latch) = false;
   // The sources of its streams' lanes.  The kernel's part holds them beside the
   // bell.  Sources live as long as the process.
   static constexpr int kMostSources = 128;

@@ -19,6 +19,7 @@
 #include "lib/base/file_text.h"
 #include "lib/base/guard.h"
 #include "lib/base/log.h"
+#include "lib/base/poll_now.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/lane/bell_cpu.h"
@@ -127,6 +128,21 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
   ask_from_ns = took < kSoonNs ? end : end + std::min(9 * took, kMostNs);
 }
 
+// Returns whether the kernel has something to report for a registration that
+// has just left its set.  A thread that it had woken for that finds nothing
+// there.  What comes later the conductor reports (Sock::Moved), and that is all
+// that a thread is woken for: hundreds of streams may move at once.
+bool HasNews(const Interest* interest) {
+  constexpr std::uint32_t kPolls = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDHUP |
+                                   EPOLLRDNORM | EPOLLRDBAND | EPOLLWRNORM |
+                                   EPOLLWRBAND;
+  pollfd one{interest->fd,
+             static_cast<short>(
+                 interest->events.load(std::memory_order_relaxed) & kPolls),
+             0};
+  return base::PollNow(&one) != 0;
+}
+
 // Moves all streams of `moving`.
 void MoveAll() RC_REQUIRES(interest_latch) {
   bool asks = false;
@@ -160,9 +176,11 @@ void MoveAll() RC_REQUIRES(interest_latch) {
       Registry::SetInKernel(i, false);
       i->asked = (i->events.load() & EPOLLONESHOT) != 0;
       Registry::MakeReady(i);
-      // For sleepers, and for a thread that has slept in the kernel since
-      // before the set had the bell: it does not count as a sleeper.
-      i->set->KickBell();
+      // The first stream in user space also kicks threads that have slept in
+      // the kernel since before: they do not count as sleepers.
+      if (Registry::TakeFirst(i->set) || i->asked || HasNews(i)) {
+        i->set->KickBell();
+      }
     }
   }
   // Only after all of them have left.
@@ -300,7 +318,7 @@ void Interests::MakeEdges(Sock* sock, bool room) {
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
-    if (room && Registry::NoEdgeOfRoom(i)) continue;
+    if (room && !Registry::AsksRoom(i)) continue;
     Registry::MakeReady(i);
     Registry::KickSleepers(i->set);
   }
@@ -440,8 +458,8 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   return found;
 }
 
-void Interests::NotifyLatched(Sock* sock) {
-  if (sock->lane() == nullptr || !sock->OnLane()) return;
+bool Interests::NotifyLatched(Sock* sock) {
+  if (sock->lane() == nullptr || !sock->OnLane()) return false;
   interest_latch.lock();
   std::uint32_t bits = 0;
   int bell = 0;
@@ -472,15 +490,12 @@ void Interests::NotifyLatched(Sock* sock) {
   // peer's line and a heavy fence, and the next registration will want this
   // bell again.  The conductor's bell does not stay: the stream had it for the
   // switch, which is over.
-  if (bits == 0 && sock->notice().bell() != 0) return;
+  if (bits == 0 && sock->notice().bell() != 0) return false;
   if (bits != sock->notice().bits() || bell != sock->notice().bell()) {
     sock->notice().Set(bits, bell);
-  } else if (!looked_at) {
-    return;
+    return true;
   }
-  // A message that came before the new bits, or before the stream was direct,
-  // has rung no bell.  A thread that sleeps has not looked at that message.
-  Registrations::Ready(sock);
+  return looked_at;
 }
 
 int Interests::Bell(Sock* sock, int otherwise) {
@@ -501,7 +516,9 @@ int Interests::Bell(Sock* sock, int otherwise) {
 
 void InterestsNotify(Sock* sock) {
   Latched latched(sock);
-  interests.NotifyLatched(sock);
+  // A message that came before the new bits, or before the stream was direct,
+  // has rung no bell.  A thread that sleeps has not looked at that message.
+  if (interests.NotifyLatched(sock)) Registrations::Ready(sock);
 }
 
 void InterestsForkLock() { interest_latch.LockForFork(); }

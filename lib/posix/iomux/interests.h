@@ -113,7 +113,7 @@ class Interests final : public Registrations {
   bool Named(Sock* sock, int fd) override;
   bool Kept(Sock* sock) override;
   int Bell(Sock* sock, int otherwise) override;
-  void NotifyLatched(Sock* sock) override
+  bool NotifyLatched(Sock* sock) override
       RC_REQUIRES(sock->tx_latch, sock->rx_latch);
   bool MayHide(Sock* sock, bool forking) override;
   void HideSets(Sock* sock) override;

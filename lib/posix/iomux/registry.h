@@ -224,11 +224,17 @@ struct Registry {
     interest->next_of_set = set->members_;
     if (set->members_ != nullptr) set->members_->prev_of_set = interest;
     set->members_ = interest;
-    if (set->user_count_.fetch_add(1, std::memory_order_seq_cst) ==
-        EpollSet::kMostDirect) {
+    const int others = set->user_count_.fetch_add(1, std::memory_order_seq_cst);
+    if (others == EpollSet::kMostDirect) {
       set->crowded_.store(true, std::memory_order_relaxed);
     }
+    if (others == 0) set->first_came_ = true;
     return true;
+  }
+  // Returns whether a first stream has come into user space since this was
+  // asked.
+  static bool TakeFirst(EpollSet* set) RC_REQUIRES(interest_latch) {
+    return std::exchange(set->first_came_, false);
   }
 
   // Requires a set that others look at, and that never again has a stream on a
@@ -315,6 +321,11 @@ struct Registry {
             (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND |
              static_cast<std::uint32_t>(EPOLLET))) ==
            static_cast<std::uint32_t>(EPOLLET);
+  }
+
+  static bool AsksRoom(const Interest* interest) {
+    return (interest->events.load(std::memory_order_relaxed) &
+            (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND)) != 0;
   }
 
   static bool OpenMirror(EpollSet* set) RC_REQUIRES(interest_latch);

@@ -24,7 +24,7 @@ void Registrations::Drop(Sock*, int, int) {}
 bool Registrations::Named(Sock*, int) { return false; }
 bool Registrations::Kept(Sock*) { return false; }
 int Registrations::Bell(Sock*, int otherwise) { return otherwise; }
-void Registrations::NotifyLatched(Sock*) {}
+bool Registrations::NotifyLatched(Sock*) { return false; }
 bool Registrations::MayHide(Sock*, bool) { return true; }
 void Registrations::HideSets(Sock*) {}
 

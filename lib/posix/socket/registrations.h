@@ -24,8 +24,8 @@ class Registrations {
   // return; the caller then holds no latch.
   virtual void Refresh(Sock* sock, bool barrier);
   // Readiness may have changed: makes an edge for each registration.  `room`:
-  // only that more can be written, which is no edge for a registration that
-  // asks for input alone.
+  // only that more can be written, which is no news for a registration that
+  // does not ask for it.
   static void Ready(Sock* sock, bool room = false) {
     // No latch is needed here.  The caller stored what is to be reported with
     // one of the stream's latches held.  A registration first puts itself into
@@ -50,7 +50,9 @@ class Registrations {
   // `otherwise` if no set does.
   virtual int Bell(Sock* sock, int otherwise);
   // Tells the lane which notify bits and bell the registrations ask for.
-  virtual void NotifyLatched(Sock* sock)
+  // Returns whether something may have come since that has rung no bell, so
+  // that the caller has to look, and to tell.
+  virtual bool NotifyLatched(Sock* sock)
       RC_REQUIRES(sock->tx_latch, sock->rx_latch);
   // Returns whether the registrations may stay in user space while a child of
   // fork has the stream and its sets, and does not use them.  `forking`: the

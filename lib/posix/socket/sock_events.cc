@@ -45,8 +45,9 @@ void Sock::OnCompletion() {
     stream_->Progress();
     HandleChanges();
     if (lane_ != nullptr) {
-      Wake(false);
-      Wake(true);
+      WakeThreads(false);
+      WakeThreads(true);
+      TellLatched(true, true);
     }
   }
 }
@@ -111,8 +112,15 @@ void Sock::HandleChanges() {
   }
   if (changes & (stream::kPromotedTx | stream::kPromotedRx)) OnPromoted();
   if (changes & stream::kLeftLane) OnLeftLane();
-  if (changes & stream::kRxReady) Wake(false);
-  if (changes & stream::kTxReady) Wake(true);
+  const bool rx = (changes & stream::kRxReady) != 0;
+  const bool tx = (changes & stream::kTxReady) != 0;
+  if (rx) WakeThreads(false);
+  if (tx) WakeThreads(true);
+  if (rx && stream_->rx() != stream::Rx::kFrames) {
+    Registrations::Ready(this);  // the kernel may have something, too
+  } else if (rx || tx) {
+    TellLatched(rx, tx);
+  }
   SetTimer(changes);
   if (changes & stream::kMustReset) ending_.SetReset();
   if (changes & stream::kFinished) ending_.SetFinished();
@@ -142,7 +150,7 @@ void Sock::OnPromoted() {
   tally_.CameOnLane();
   PatienceFor(lane_kind_).Kept();
   Registrations::Get().NotifyLatched(this);
-  Registrations::Ready(this);
+  TellLatched(true, true);
 }
 
 void Sock::OnLeftLane() {
@@ -231,10 +239,27 @@ void Sock::UpdateWatch() {
 }
 
 void Sock::Wake(bool tx) {
+  WakeThreads(tx);
+  Registrations::Ready(this, tx);
+}
+
+void Sock::WakeThreads(bool tx) {
   sleepers_.Wake(tx);
   if (lane_ != nullptr && sleepers_.AnyOnLane()) lane_->WakeLocal();
-  Registrations::Ready(this, tx);
   notice_.KickPollers();
+}
+
+// A program cannot see most changes of a switch.  To wake a thread for each of
+// them would cost as much as the switch itself.
+void Sock::TellLatched(bool rx, bool tx) {
+  const std::uint32_t ready = stream_->Readiness();
+  const std::uint32_t asked =
+      rx ? ~std::uint32_t{POLLOUT} : std::uint32_t{POLLERR | POLLHUP};
+  if ((ready & asked) != 0) {
+    Registrations::Ready(this);
+  } else if (tx && (ready & POLLOUT) != 0) {
+    Registrations::Ready(this, true);
+  }
 }
 
 }  // namespace rcsock::posix

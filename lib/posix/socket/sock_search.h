@@ -90,12 +90,16 @@ class LaneSearch {
   void NeverLeavesTcp(base::Reason reason);
   // Sets when the first search comes, by what the service has moved before.
   void Foresee();
+  // Asked before the first search.  Returns whether the stream is too slow for
+  // a search yet.
+  bool WaitsForPace();
   // Puts the next search at the thresholds above these counts.
   void AtNextPoint(std::uint32_t calls, std::uint64_t bytes);
 
   Sock* const sock_;
   std::atomic<std::uint32_t>& at_call_;
   std::atomic<std::uint64_t> at_bytes_{0};
+  std::atomic<std::uint64_t> pace_ns_{0};
   std::atomic<int> attempts_{0};
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
 };
