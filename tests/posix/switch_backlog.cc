@@ -1,6 +1,7 @@
 // A switch that finds a backlog: megabytes that TCP has brought and nobody has
 // read.  The engine reads them ahead of the application, which must go on being
-// told of them, however it waits, with nothing new coming.
+// told of them, however it waits, with nothing new coming.  And one that finds
+// TCP or the ring full.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
@@ -8,7 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -23,6 +26,7 @@ constexpr std::size_t kReply = 5;
 constexpr std::size_t kRequests = 12'000;
 constexpr int kConnections = 12;
 constexpr int kLong = 8000;
+constexpr int kRoom = 3000;
 
 enum class Way { kPoll, kLevel, kEdge, kOneshot, kSelect, kRecv };
 
@@ -163,5 +167,79 @@ Case select_case(
     kAlone);
 Case recv_case(
     "backlog_recv", [](int) { Serve(Way::kRecv); }, [](int) { Ask(); }, kAlone);
+
+// --- Room.  A thread that sleeps for it is told, too
+
+// Sends so much as there is room, and sleeps for more.
+void SendWithRoom(int fd, int set, std::size_t total) {
+  std::vector<char> bytes(64 << 10);
+  SetNonblock(fd, true);
+  for (std::size_t sent = 0; sent < total;) {
+    const ssize_t n =
+        ::send(fd, bytes.data(), std::min(bytes.size(), total - sent), 0);
+    if (n > 0) {
+      sent += static_cast<std::size_t>(n);
+      continue;
+    }
+    CHECK_THAT(errno == EAGAIN);
+    epoll_event event{};
+    if (::epoll_wait(set, &event, 1, kRoom) != 1) {
+      Fail("%zu bytes were sent, and no more room is told of", sent);
+    }
+  }
+  Log("sent %zu", total);
+}
+
+void Register(int set, int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+}
+
+// TCP is full when the stream comes to the engine, and has room afterwards.
+// The set has another stream on a lane.
+void SendAtTheMove(int warm, std::uint32_t how) {
+  const int fd = Connect(HearPort());
+  const int set = ::epoll_create1(0);
+  Register(set, warm, EPOLLIN);
+  Register(set, fd, EPOLLOUT | how);
+  SendWithRoom(fd, set, 16 << 20);
+  ::close(fd);
+  ::close(set);
+}
+void ReadLate(int) {
+  const int listener = ListenAndTell();
+  const int fd = Accept(listener);
+  ::usleep(100'000);
+  // Enough that this end looks for a lane, and not enough that TCP has room.
+  std::vector<char> bytes(96 << 10);
+  RecvAll(fd, bytes.data(), bytes.size());
+  ::usleep(100'000);
+  LogDrain(fd);
+}
+Case room_level("room_at_the_move_level", ReadLate,
+                [](int warm) { SendAtTheMove(warm, 0); });
+Case room_edge("room_at_the_move_edge", ReadLate,
+               [](int warm) { SendAtTheMove(warm, EPOLLET); });
+
+// The ring is full when the stream comes onto its lane, and its peer does not
+// read.  Over TCP all of this has room.
+Case full_at_the_promotion(
+    "full_at_the_promotion",
+    [](int fd) {
+      Echo(fd, 4);
+      Barrier();
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 4);
+      ::usleep(200'000);  // there is a lane, and nobody has proposed
+      const int set = ::epoll_create1(0);
+      Register(set, fd, EPOLLOUT);
+      SendWithRoom(fd, set, 1 << 20);
+      ::close(set);
+      Barrier();
+    },
+    {.warm = false});
 
 }  // namespace

@@ -128,14 +128,15 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
   ask_from_ns = took < kSoonNs ? end : end + std::min(9 * took, kMostNs);
 }
 
-// Returns whether the kernel has something to report for a registration that
-// has just left its set.  A thread that it had woken for that finds nothing
-// there.  What comes later the conductor reports (Sock::Moved), and that is all
-// that a thread is woken for: hundreds of streams may move at once.
-bool HasNews(const Interest* interest) {
-  constexpr std::uint32_t kPolls = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDHUP |
-                                   EPOLLRDNORM | EPOLLRDBAND | EPOLLWRNORM |
-                                   EPOLLWRBAND;
+// Returns whether a thread that sleeps has to look at a registration that has
+// just left the kernel's set.  The kernel may have woken a thread for input
+// that this thread no longer finds there.  Input that comes later the conductor
+// reports (Sock::Moved).  Room is reported to those only who have looked for
+// it.  All others sleep on: hundreds of streams may move at once.
+bool IsToLook(const Interest* interest) {
+  if (Registry::AsksRoom(interest)) return true;
+  constexpr std::uint32_t kPolls =
+      EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLRDNORM | EPOLLRDBAND;
   pollfd one{interest->fd,
              static_cast<short>(
                  interest->events.load(std::memory_order_relaxed) & kPolls),
@@ -178,7 +179,7 @@ void MoveAll() RC_REQUIRES(interest_latch) {
       Registry::MakeReady(i);
       // The first stream in user space also kicks threads that have slept in
       // the kernel since before: they do not count as sleepers.
-      if (Registry::TakeFirst(i->set) || i->asked || HasNews(i)) {
+      if (Registry::TakeFirst(i->set) || i->asked || IsToLook(i)) {
         i->set->KickBell();
       }
     }

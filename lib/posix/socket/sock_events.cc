@@ -250,14 +250,15 @@ void Sock::WakeThreads(bool tx) {
 }
 
 // A program cannot see most changes of a switch.  To wake a thread for each of
-// them would cost as much as the switch itself.
+// them would cost as much as the switch itself.  Who waits for room of a full
+// lane looks at it, since that look has the receiver watched (Starvation).
 void Sock::TellLatched(bool rx, bool tx) {
   const std::uint32_t ready = stream_->Readiness();
   const std::uint32_t asked =
       rx ? ~std::uint32_t{POLLOUT} : std::uint32_t{POLLERR | POLLHUP};
   if ((ready & asked) != 0) {
     Registrations::Ready(this);
-  } else if (tx && (ready & POLLOUT) != 0) {
+  } else if (tx && ((ready & POLLOUT) != 0 || stream_->FastTx())) {
     Registrations::Ready(this, true);
   }
 }

@@ -70,8 +70,7 @@ constexpr std::uint64_t kSlowNs = 20'000'000;
 // A slow stream looks at last when it has made as many calls as this times the
 // threshold.
 constexpr std::uint32_t kMostSlow = 64;
-// Of LaneSearch::pace_ns_, which otherwise is when the pace was first noted.
-constexpr std::uint64_t kPaceKnown = 0;
+// Of LaneSearch::pace_ns_, which otherwise is when the pace was last noted.
 constexpr std::uint64_t kPaceAsked = 1;
 
 // Tells a new conductor what to call for the streams of this process.
@@ -160,7 +159,7 @@ void LaneSearch::Foresee() {
     at_call_.store(1, std::memory_order_relaxed);
     sock_->lane_state().SetAtOnce();
   } else if (config.spin_us == 0 || config.spin_earned) {
-    // The profile `latency` asks for no such care.
+    // The profile `latency` asks for no such care.  The threshold is 8 here.
     at_call_.store(terms.promote_ops / 2, std::memory_order_relaxed);
     pace_ns_.store(kPaceAsked, std::memory_order_relaxed);
   }
@@ -184,7 +183,7 @@ bool LaneSearch::WaitsForPace() {
   if (from == kPaceAsked) {
     pace_ns_.store(now, std::memory_order_relaxed);
     at_call_.store(terms.promote_ops, std::memory_order_relaxed);
-    return calls < terms.promote_ops;
+    return calls < terms.promote_ops;  // Begin forgets the pace
   }
   // The time was noted at half of the first threshold, or at the last one.
   const std::uint32_t noted =
@@ -293,6 +292,7 @@ void LaneSearch::BeginIfWorth() {
 }
 
 void LaneSearch::Begin() {
+  pace_ns_.store(kPaceKnown, std::memory_order_relaxed);
   // A search takes memory, which a handler must not.  Without a gate the
   // process is not ready for a search.  The next call asks again.
   if (!AloneToSeek() || InHandler() || !SeekGate::IsSet()) return;

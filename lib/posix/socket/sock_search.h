@@ -41,7 +41,10 @@ class LaneSearch {
   // At the thresholds of the rules, from the connection's begin.
   void AtFirst();
   // At the next call.
-  void AtOnce() { at_call_.store(0, std::memory_order_relaxed); }
+  void AtOnce() {
+    pace_ns_.store(kPaceKnown, std::memory_order_relaxed);
+    at_call_.store(0, std::memory_order_relaxed);
+  }
   // After as much traffic as the rules ask for, from now on.
   void Later() { After(0); }
   // As Later, for 2^shift times as much.
@@ -80,6 +83,8 @@ class LaneSearch {
 
  private:
   static constexpr int kMostAttempts = 5;
+  // Of pace_ns_: the pace says nothing, or nothing more.
+  static constexpr std::uint64_t kPaceKnown = 0;
 
   // Returns whether no other process holds the connection; if one does, a later
   // call asks again.
@@ -99,7 +104,8 @@ class LaneSearch {
   Sock* const sock_;
   std::atomic<std::uint32_t>& at_call_;
   std::atomic<std::uint64_t> at_bytes_{0};
-  std::atomic<std::uint64_t> pace_ns_{0};
+  // When the pace of a stream was last noted that has yet to show it.
+  std::atomic<std::uint64_t> pace_ns_{kPaceKnown};
   std::atomic<int> attempts_{0};
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
 };

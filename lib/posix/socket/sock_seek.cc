@@ -203,6 +203,8 @@ void Sock::Moved() {
   rx_latch.lock();
   const bool adopted = mode() == Mode::kEngine && stream_ != nullptr;
   if (adopted) UpdateWatch();
+  // Of these the kernel knows nothing, and no edge was made before the move.
+  if (adopted && (rd_shut_ || Completions())) Registrations::Ready(this);
   rx_latch.unlock();
   tx_latch.unlock();
   // The stream may have gone back meanwhile, and be on its way here anew.
