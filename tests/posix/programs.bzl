@@ -25,6 +25,7 @@ PROGRAMS = [
     "flags",
     "fork",
     "fork_epoll_churn",
+    "fork_steps",
     "full_rings",
     "handler_calls",
     "handler_jumps",
@@ -90,6 +91,7 @@ HEADERS = {
     "connects": _WAITING,
     "exits": _BULK,
     "fork_epoll_churn": _CHURN,
+    "fork_steps": _STEPS,
     "full_rings": _BULK,
     "hung_up": _WAITING,
     "inherit": _UNREAD,
@@ -161,24 +163,26 @@ _UNSANITIZED = [
     "partial_results",
 ]
 
-# ASan's own unwinding fails a check when a thread is cancelled.  arrival_steps,
+# ASan's own unwinding fails a check when a thread is cancelled.  arrival_steps, fork_steps,
 # reused_numbers and signal_steps hold a thread at an instruction, which may lie within
 # ASan's own locks.
 _NOT_ASAN = _UNSANITIZED + [
     "arrival_steps",
     "cancel",
+    "fork_steps",
     "reused_numbers",
     "signal_steps",
 ]
 
 # The threads of concurrent_close and concurrent_cuts close descriptors under each
 # other, which TSan takes for races.  TSan follows neither a siglongjmp out of a wait,
-# as in handler_jumps, nor the single steps of arrival_steps, reused_numbers and
-# signal_steps.
+# as in handler_jumps, nor the single steps of arrival_steps, fork_steps,
+# reused_numbers and signal_steps.
 _NOT_TSAN = _UNSANITIZED + [
     "arrival_steps",
     "concurrent_close",
     "concurrent_cuts",
+    "fork_steps",
     "handler_jumps",
     "reused_numbers",
     "signal_steps",
@@ -187,6 +191,7 @@ _NOT_TSAN = _UNSANITIZED + [
 # These take long, and what they look at happens on a lane.
 _ON_LANES = [
     "arrival_steps",
+    "fork_steps",
     "partial_results",
     "signal_steps",
 ]
@@ -199,6 +204,7 @@ _RARE = [
     ("close_beside_fork", "default"),
     ("concurrent_cuts", "default"),
     ("exits", "default"),
+    ("fork_steps", "early"),
     ("full_rings", "default"),
     ("kills", "default"),
     ("orderly_ends", "default"),
@@ -252,6 +258,7 @@ _NOT_ON_RDMA = [
     "arrival_steps",
     "bad_arguments",
     "fork_epoll_churn",
+    "fork_steps",
     "loader",
     "new_sessions",
     "partial_results",
