@@ -61,6 +61,7 @@ PROGRAMS = [
     "threads",
     "untouched",
     "uring_calls",
+    "uring_steps",
     "uring_streams",
     "vfork_numbers",
     "wait_masks",
@@ -112,6 +113,7 @@ HEADERS = {
     "sets": _WAITING,
     "signal_steps": _STEPS,
     "threads": _BULK,
+    "uring_steps": _STEPS,
     "waits_while_moving": _WAITING,
 }
 
@@ -121,6 +123,7 @@ DEPS = {
         "//third_party:aio",
         "//third_party:uring",
     ],
+    "uring_steps": ["//third_party:uring"],
     "uring_streams": ["//third_party:uring"],
     "uring_calls": ["//third_party:uring"],
 }
@@ -147,6 +150,7 @@ SETTINGS = {
     # The program passes each connection on as soon as it is warm.  With 20 round
     # trips no promotion would come before that.
     "passed_lost": {"PAIR_TURNS": "2000"},
+    "uring_steps": {"RCSOCK_IO_URING": "lane"},
     "uring_streams": {"RCSOCK_IO_URING": "lane"},
 }
 
@@ -172,6 +176,7 @@ _NOT_ASAN = _UNSANITIZED + [
     "fork_steps",
     "reused_numbers",
     "signal_steps",
+    "uring_steps",
 ]
 
 # The threads of concurrent_close and concurrent_cuts close descriptors under each
@@ -185,6 +190,7 @@ _NOT_TSAN = _UNSANITIZED + [
     "handler_jumps",
     "reused_numbers",
     "signal_steps",
+    "uring_steps",
 ]
 
 # These take long, and what they look at happens on a lane.
@@ -193,6 +199,7 @@ _ON_LANES = [
     "fork_steps",
     "partial_results",
     "signal_steps",
+    "uring_steps",
 ]
 
 # These step through calls on a lane.  Few of their steps meet a promotion.  The
@@ -211,6 +218,7 @@ _RARE = [
     ("reused_numbers", "default"),
     ("signal_steps", "early"),
     ("signals", "default"),
+    ("uring_steps", "early"),
 ]
 
 def modes(program):
@@ -265,6 +273,7 @@ _NOT_ON_RDMA = [
     "reused_numbers",
     "signal_steps",
     "uring_calls",
+    "uring_steps",
     "uring_streams",
 ]
 
