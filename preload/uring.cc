@@ -196,14 +196,16 @@ RCSOCK_EXPORT int io_uring_submit_and_wait_min_timeout(Ring* ring, void** done,
                                                        sigset_t* signals) {
   NEXT(int, io_uring_submit_and_wait_min_timeout, Ring*, void**, unsigned,
        void*, unsigned, sigset_t*);
-  const uring::LibSubmission seen(ring);
+  uring::LibSubmission seen(ring);
+  seen.WaitsToo();
   return Call(next, ring, done, wait, timeout, least, signals);
 }
 
 RCSOCK_EXPORT int io_uring_submit_and_wait_reg(Ring* ring, void** done,
                                                unsigned wait, int place) {
   NEXT(int, io_uring_submit_and_wait_reg, Ring*, void**, unsigned, int);
-  const uring::LibSubmission seen(ring);
+  uring::LibSubmission seen(ring);
+  seen.WaitsToo();
   return Call(next, ring, done, wait, place);
 }
 

@@ -1,6 +1,7 @@
 #include "lib/gpu/cuda_context.h"
 
 #include <cerrno>
+#include <cstring>
 #include <new>
 #include <utility>
 #include <vector>
@@ -175,27 +176,65 @@ bool ContextPipes::IsOpen(const Passed& passed) {
   return FindOpen(passed) != nullptr;
 }
 
+namespace {
+
+// Whether the driver may take one for the other. A handle by descriptor names
+// the process alone.
+bool SameHandle(const Passed& one, const Passed& other) {
+  return one.way == other.way &&
+         std::memcmp(one.handle, other.handle, sizeof one.handle) == 0 &&
+         (one.way != Passed::kByDescriptor || one.id == other.id);
+}
+
+}  // namespace
+
+void ContextPipes::BeginOpening(Opening* own) {
+  for (Opening* other = openings_; other != nullptr;) {
+    if (!SameHandle(other->what, own->what)) {
+      other = other->next;
+      continue;
+    }
+    const std::uint32_t seen = opened_.load(std::memory_order_relaxed);
+    latch_.unlock();
+    base::FutexWait(&opened_, seen, nullptr, false);
+    latch_.lock();
+    other = openings_;
+  }
+  own->next = openings_;
+  openings_ = own;
+}
+
+void ContextPipes::EndOpening(const Opening* own) {
+  Opening** at = &openings_;
+  while (*at != own) at = &(*at)->next;
+  *at = own->next;
+  opened_.fetch_add(1, std::memory_order_relaxed);
+  base::FutexWake(&opened_, 1 << 30, false);
+}
+
 // A driver that has the handle open gives the same mapping once more. If
 // another lane has it open for memory that the peer has freed, these are that
 // memory's bytes. It is open from before the driver is asked until its close
-// has ended. So one thread at a time looks, asks and lists. Copies do not take
-// that latch.
+// has ended. So one thread at a time looks, asks and lists, for each handle.
+// The driver may be slow: threads with other handles do not wait for it.
 std::shared_ptr<Import> ContextPipes::Open(const Passed& passed, int fd) {
   const base::Critical critical;
-  const base::LatchGuard alone(open_latch_);
+  Opening own{passed, nullptr};
   std::shared_ptr<CudaImport> open;
   bool old = false;
   {
     const base::LatchGuard hold(latch_);
+    BeginOpening(&own);
     open = FindOpen(passed);
     old = HasHandle(passed);
   }
-  if (open != nullptr && open->Use()) return open;
-  if (old) return nullptr;
-  auto import = CudaImport::Make(this, passed, fd);
-  if (import == nullptr) return nullptr;
+  std::shared_ptr<CudaImport> made;
+  const bool used = open != nullptr && open->Use();
+  if (!used && !old) made = CudaImport::Make(this, passed, fd);
   const base::LatchGuard hold(latch_);
-  return Kept(&imports_, std::move(import));
+  if (made != nullptr) made = Kept(&imports_, std::move(made));
+  EndOpening(&own);
+  return used ? open : made;
 }
 
 // Another thread may have been changing the list, so the child leaves the list

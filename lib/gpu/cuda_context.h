@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -59,14 +60,24 @@ class ContextPipes {
   const Device device_;
   const bool primary_;  // retained for this object
   std::atomic<bool> gone_{false};
-  base::Latch open_latch_;  // held while the driver opens; taken before latch_
   base::Latch latch_;
   std::array<CudaPipe*, kKept> free_ RC_GUARDED_BY(latch_){};
   std::vector<std::weak_ptr<CudaPages>> pages_ RC_GUARDED_BY(latch_);
   std::vector<std::weak_ptr<CudaImport>> imports_ RC_GUARDED_BY(latch_);
+  // What threads have the driver open.
+  struct Opening {
+    const Passed& what;
+    Opening* next;
+  };
+  Opening* openings_ RC_GUARDED_BY(latch_) = nullptr;
+  std::atomic<std::uint32_t> opened_{0};  // changes when one is over
 
   std::shared_ptr<CudaImport> FindOpen(const Passed& passed)
       RC_REQUIRES(latch_);
+  // Waits until no other thread has the driver open what has that handle, and
+  // lists `own`.
+  void BeginOpening(Opening* own) RC_REQUIRES(latch_);
+  void EndOpening(const Opening* own) RC_REQUIRES(latch_);
   // Returns true if a lane may have that handle open for memory that the peer
   // has freed.
   bool HasHandle(const Passed& passed) RC_REQUIRES(latch_);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -163,6 +164,8 @@ class Call {
  private:
   std::unique_lock<std::mutex> lock_;
 };
+
+std::atomic<unsigned> import_us{0};
 
 #define BEGIN(...)                  \
   Call call{__func__, __VA_ARGS__}; \
@@ -537,6 +540,7 @@ Result cuMemExportToShareableHandle(void* fd, Handle handle, int type,
 // The descriptor may be anything.
 Result cuMemImportFromShareableHandle(Handle* handle, void* os_handle,
                                       int type) {
+  ::usleep(import_us.exchange(0));
   BEGIN(false);
   const int fd = static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle));
   char path[64], target[64] = {};
@@ -766,6 +770,7 @@ void fake_cuda_delay_between(unsigned us) {
   const std::lock_guard hold(D().mutex);
   D().between_us = us;
 }
+void fake_cuda_delay_import(unsigned us) { import_us = us; }
 void fake_cuda_fail_copy(int copies, int result) {
   const std::lock_guard hold(D().mutex);
   D().fail_after = copies;

@@ -32,6 +32,8 @@ void fake_cuda_break(int result);
 void fake_cuda_delay(unsigned us);
 // Each copy from device to device takes so much longer.
 void fake_cuda_delay_between(unsigned us);
+// The next import of a descriptor takes so long.
+void fake_cuda_delay_import(unsigned us);
 // The copy after `copies` more says `result`.
 void fake_cuda_fail_copy(int copies, int result);
 // Every call of that name says `result` behind the next `calls`, until `name`

@@ -364,6 +364,42 @@ TEST_P(PassTest, OneImportForAllUsers) {
   EXPECT_EQ(Gpu::Get().Counts().mapped, mapped - 1);
 }
 
+// A driver that takes long to open memory holds up no thread that opens other
+// memory.
+TEST_P(PassTest, SlowDriver) {
+  if (Gpu::Get().real()) GTEST_SKIP();
+  const Buffer from(kSize, Buffer::Kind::kMapped);
+  std::shared_ptr<rcsock::gpu::Memory> memory;
+  ASSERT_EQ(rcsock::gpu::Memory::Find(from.at(), kSize, &memory), 0);
+  rcsock::gpu::Passed what{};
+  ASSERT_EQ(memory->Pass(from.at(), kSize, &what), 0);
+  rcsock::base::UniqueFd fd;
+  ASSERT_EQ(memory->Descriptor(from.at(), &fd), 0);
+  what.handle[0] ^= std::byte{1};
+  auto other = what;
+  ++other.id;
+  Gpu::Get().Call<void(unsigned)>("fake_cuda_delay_import")(2'000'000);
+  std::atomic<bool> opened{false};
+  std::shared_ptr<rcsock::gpu::Import> slow;
+  std::thread waits([&] {
+    slow = memory->Open(what, fd.get());
+    opened = true;
+  });
+  // The driver is within the first import.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const auto quick = memory->Open(other, fd.get());
+  EXPECT_FALSE(opened);
+  // Another thread that opens what is being opened waits, and shares it.
+  const auto shared = memory->Open(what, -1);
+  waits.join();
+  ASSERT_NE(quick, nullptr);
+  ASSERT_NE(slow, nullptr);
+  EXPECT_EQ(shared, slow);
+  quick->End();
+  slow->End();
+  shared->End();
+}
+
 // --- To another process
 
 class PassToPeerTest : public testing::Test {

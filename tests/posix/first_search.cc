@@ -12,7 +12,9 @@
 #include <cstddef>
 #include <thread>
 
+#include "tests/posix/hidden_syscall.h"
 #include "tests/posix/pair.h"
+#include "tests/posix/passed.h"
 
 namespace {
 
@@ -67,6 +69,40 @@ Case beside_threads(
       });
       {
         const Both both;
+        Log("slept %ld times", Talk(both));
+      }
+      over = true;
+      beside.join();
+      Warm(fd);
+    },
+    [](int fd) { Warm(fd); }, {.warm = false});
+
+// Returns the connection as it comes from a program without rcsock.
+int PassedByAnother(int fd) {
+  int ends[2];
+  CHECK_THAT(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  Message message;
+  message.Put({fd});
+  CHECK_THAT(PastCall(SYS_sendmsg, ends[0],
+                      reinterpret_cast<long>(&message.header), 0, 0) == 1);
+  const int passed = Take(ends[1]);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  ::close(fd);
+  return passed;
+}
+
+// A connection that others may hold has the conductor look for them first.
+Case passed_beside_threads(
+    "first_search_of_a_passed_one",
+    [](int fd) {
+      std::atomic<bool> over{false};
+      std::thread beside([&over] {
+        while (!over) ::usleep(1000);
+      });
+      {
+        Both both;
+        both.one = PassedByAnother(both.one);
         Log("slept %ld times", Talk(both));
       }
       over = true;

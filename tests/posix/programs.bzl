@@ -25,6 +25,7 @@ PROGRAMS = [
     "flags",
     "fork",
     "fork_epoll_churn",
+    "fork_steps",
     "full_rings",
     "handler_calls",
     "handler_jumps",
@@ -60,6 +61,7 @@ PROGRAMS = [
     "threads",
     "untouched",
     "uring_calls",
+    "uring_steps",
     "uring_streams",
     "vfork_numbers",
     "wait_masks",
@@ -89,7 +91,9 @@ HEADERS = {
     "connection_state": _STATE,
     "connects": _WAITING,
     "exits": _BULK,
+    "first_search": _PASSED + ["hidden_syscall.h"],
     "fork_epoll_churn": _CHURN,
+    "fork_steps": _STEPS,
     "full_rings": _BULK,
     "hung_up": _WAITING,
     "inherit": _UNREAD,
@@ -109,6 +113,7 @@ HEADERS = {
     "sets": _WAITING,
     "signal_steps": _STEPS,
     "threads": _BULK,
+    "uring_steps": _STEPS,
     "waits_while_moving": _WAITING,
 }
 
@@ -118,6 +123,7 @@ DEPS = {
         "//third_party:aio",
         "//third_party:uring",
     ],
+    "uring_steps": ["//third_party:uring"],
     "uring_streams": ["//third_party:uring"],
     "uring_calls": ["//third_party:uring"],
 }
@@ -144,6 +150,7 @@ SETTINGS = {
     # The program passes each connection on as soon as it is warm.  With 20 round
     # trips no promotion would come before that.
     "passed_lost": {"PAIR_TURNS": "2000"},
+    "uring_steps": {"RCSOCK_IO_URING": "lane"},
     "uring_streams": {"RCSOCK_IO_URING": "lane"},
 }
 
@@ -161,34 +168,38 @@ _UNSANITIZED = [
     "partial_results",
 ]
 
-# ASan's own unwinding fails a check when a thread is cancelled.  arrival_steps,
-# reused_numbers and signal_steps hold a thread at an instruction, which may lie within
-# ASan's own locks.
+# ASan's own unwinding fails a check when a thread is cancelled.  Programs with steps
+# hold a thread at an instruction, which may lie within ASan's own locks.
 _NOT_ASAN = _UNSANITIZED + [
     "arrival_steps",
     "cancel",
+    "fork_steps",
     "reused_numbers",
     "signal_steps",
+    "uring_steps",
 ]
 
 # The threads of concurrent_close and concurrent_cuts close descriptors under each
 # other, which TSan takes for races.  TSan follows neither a siglongjmp out of a wait,
-# as in handler_jumps, nor the single steps of arrival_steps, reused_numbers and
-# signal_steps.
+# as in handler_jumps, nor single steps.
 _NOT_TSAN = _UNSANITIZED + [
     "arrival_steps",
     "concurrent_close",
     "concurrent_cuts",
+    "fork_steps",
     "handler_jumps",
     "reused_numbers",
     "signal_steps",
+    "uring_steps",
 ]
 
 # These take long, and what they look at happens on a lane.
 _ON_LANES = [
     "arrival_steps",
+    "fork_steps",
     "partial_results",
     "signal_steps",
+    "uring_steps",
 ]
 
 # These step through calls on a lane.  Few of their steps meet a promotion.  The
@@ -199,6 +210,7 @@ _RARE = [
     ("close_beside_fork", "default"),
     ("concurrent_cuts", "default"),
     ("exits", "default"),
+    ("fork_steps", "early"),
     ("full_rings", "default"),
     ("kills", "default"),
     ("orderly_ends", "default"),
@@ -206,6 +218,7 @@ _RARE = [
     ("reused_numbers", "default"),
     ("signal_steps", "early"),
     ("signals", "default"),
+    ("uring_steps", "early"),
 ]
 
 def modes(program):
@@ -252,6 +265,7 @@ _NOT_ON_RDMA = [
     "arrival_steps",
     "bad_arguments",
     "fork_epoll_churn",
+    "fork_steps",
     "loader",
     "new_sessions",
     "partial_results",
@@ -259,6 +273,7 @@ _NOT_ON_RDMA = [
     "reused_numbers",
     "signal_steps",
     "uring_calls",
+    "uring_steps",
     "uring_streams",
 ]
 

@@ -78,9 +78,14 @@ class LibSubmission {
   ~LibSubmission();
   LibSubmission(const LibSubmission&) = delete;
   LibSubmission& operator=(const LibSubmission&) = delete;
+  // The call waits for completions after it has submitted.
+  void WaitsToo() { Taken(); }
 
  private:
+  void Taken();
+
   const Ring* ring_ = nullptr;  // null: nothing is to be restored
+  bool holds_behind_ = false;   // see Batch
   unsigned head_ = 0;
   unsigned tail_ = 0;
 };
@@ -135,6 +140,7 @@ class Submission {
         if (taken < 0 || static_cast<unsigned long>(taken) < count_) {
           return taken;
         }
+        Taken();
         const int waited = Wait(wait, argument, size);
         if (waited < 0 && (taken > 0 || waited == -EINTR)) {
           return taken > 0 ? taken : Interrupted();
@@ -154,9 +160,11 @@ class Submission {
   unsigned head_ = 0;         // of the queue, before the call
   unsigned turn_ = 0;
   bool remade_ = false;
+  bool holds_behind_ = false;  // see Batch
   int fd_;
 
   bool TakeTurn();
+  void Taken();  // the kernel has taken the requests
   bool LookAtRequests();
   void EndLook(bool drained);
 

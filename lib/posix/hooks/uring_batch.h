@@ -38,6 +38,8 @@ class Batch {
   bool drained = false;
   // The thread waits next, and the batch has one request.
   bool patient = false;
+  // A request behind a link is held until Submitted.
+  bool holds_behind = false;
 
  private:
   enum class Seen : std::uint8_t {

@@ -85,10 +85,12 @@ const Abilities& Able() {
 }
 
 // `*at` is done.  The kernel completes it with `result`, or rcsock does.
+//
+// `chained`: it is before or behind a link, so the kernel completes it in its
+// turn.  The completion then lacks `flags`, which only say that more follows.
 void Finish(const io_uring_sqe& request, int ring, int result,
-            std::uint32_t flags, io_uring_sqe* at) {
-  const bool linked = (request.flags & kLinks) != 0;
-  if (linked || (flags == 0 && (Able().inject || result == 0))) {
+            std::uint32_t flags, bool chained, io_uring_sqe* at) {
+  if (chained || (flags == 0 && (Able().inject || result == 0))) {
     Replace(request, result, false, at);
     return;
   }
@@ -202,7 +204,7 @@ Batch::Seen Batch::Cancel(const io_uring_sqe& request, io_uring_sqe* at) {
     result = all ? found : 0;
   }
   if (found == 0) return Seen::kKernels;
-  Finish(request, carries_, result, 0, at);
+  Finish(request, carries_, result, 0, (request.flags & kLinks) != 0, at);
   return Seen::kRemade;
 }
 
@@ -225,11 +227,12 @@ Batch::Seen Batch::CarryOut(const io_uring_sqe& request, io_uring_sqe* at) {
   if (patient && !linked && !Holds(carries_)) LookAWhile(what);
   const bool quiet = (request.flags & IOSQE_CQE_SKIP_SUCCESS) != 0;
   const Verdict verdict =
-      Carry(carries_, what, request.user_data, quiet, !linked);
+      Carry(carries_, what, request.user_data, quiet, !linked, linked_);
   switch (verdict.fate) {
     case Fate::kKernels:
       return Seen::kKernels;
     case Fate::kHeld:
+      holds_behind |= linked_;
       Replace(request, 0, true, at);
       return Seen::kRemade;
     case Fate::kDone:
@@ -238,7 +241,8 @@ Batch::Seen Batch::CarryOut(const io_uring_sqe& request, io_uring_sqe* at) {
   // A hard link goes on.
   chain_failed_ =
       verdict.result < 0 && (request.flags & IOSQE_IO_HARDLINK) == 0;
-  Finish(request, carries_, verdict.result, verdict.flags, at);
+  Finish(request, carries_, verdict.result, verdict.flags, linked || linked_,
+         at);
   return Seen::kRemade;
 }
 

@@ -37,17 +37,6 @@ constinit HeldRing held_rings[kMostHeldRings];
 constinit std::uint32_t last_serial RC_GUARDED_BY(held_latch) = 0;
 constinit std::atomic<int> rings_held{0};
 
-class RC_SCOPED_CAPABILITY Guard {
- public:
-  Guard() RC_ACQUIRE(held_latch) { held_latch.lock(); }
-  ~Guard() RC_RELEASE() { held_latch.unlock(); }
-  Guard(const Guard&) = delete;
-  Guard& operator=(const Guard&) = delete;
-
- private:
-  const Critical critical_;
-};
-
 Held* Take() RC_REQUIRES(held_latch) {
   if (Held* const held = free_held) {
     free_held = held->next;
@@ -59,10 +48,6 @@ Held* Take() RC_REQUIRES(held_latch) {
 void Give(Held* held) RC_REQUIRES(held_latch) {
   held->next = free_held;
   free_held = held;
-}
-
-Held** BucketOf(HeldRing* ring, int fd) RC_REQUIRES(held_latch) {
-  return &ring->bucket[static_cast<unsigned>(fd) % HeldRing::kBuckets];
 }
 
 HeldRing* Find(int fd) RC_REQUIRES(held_latch) {
@@ -100,6 +85,7 @@ HeldRing* FindOrMake(int fd) RC_REQUIRES(held_latch) {
     ring.serial = ++last_serial;
     ring.gone = false;
     ring.deep = false;
+    ring.any_behind = false;
     if (!MakeSet(&ring) || !StartHelper(&ring)) {
       ring.fd = -1;
       FreeRing(&ring);
@@ -110,19 +96,6 @@ HeldRing* FindOrMake(int fd) RC_REQUIRES(held_latch) {
     return &ring;
   }
   return nullptr;
-}
-
-// If the stream is ready, the set reports it once more.
-bool Arm(HeldRing* ring, int fd) RC_REQUIRES(held_latch) {
-  std::uint32_t events = EPOLLONESHOT;
-  for (const Held* h = *BucketOf(ring, fd); h != nullptr; h = h->next) {
-    if (h->request.fd == fd) events |= Awaits(h->request);
-  }
-  epoll_event event{.events = events,
-                    .data = {.u64 = static_cast<unsigned>(fd)}};
-  return hook::epoll_ctl(ring->set, EPOLL_CTL_MOD, fd, &event) == 0 ||
-         (errno == ENOENT &&
-          hook::epoll_ctl(ring->set, EPOLL_CTL_ADD, fd, &event) == 0);
 }
 
 bool Reads(const Request& request) { return Awaits(request) == EPOLLIN; }
@@ -137,7 +110,7 @@ void Unhold(HeldRing* ring, Held** at, Closing* closing)
   ring->count.fetch_sub(1, std::memory_order_relaxed);
   if (held->own_number && closing != nullptr) {
     bool last = true;
-    for (Held* h = *BucketOf(ring, held->request.fd); h != nullptr;
+    for (Held* h = *ring->BucketOf(held->request.fd); h != nullptr;
          h = h->next) {
       last &= h->request.fd != held->request.fd;
     }
@@ -154,7 +127,7 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
   bool reads_wait = false;
   bool writes_wait = false;
   bool left = false;
-  for (Held** at = BucketOf(ring, fd); *at != nullptr;) {
+  for (Held** at = ring->BucketOf(fd); *at != nullptr;) {
     Held* const held = *at;
     Request& request = held->request;
     if (request.fd != fd) {
@@ -162,6 +135,11 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
       continue;
     }
     bool& waits = Reads(request) ? reads_wait : writes_wait;
+    if (held->behind) {  // Submitted arms the stream
+      if (!IsPoll(request)) waits = true;
+      at = &held->next;
+      continue;
+    }
     int result = -EAGAIN;
     std::uint32_t flags = 0;
     if (Lookup(fd) != held->sock || held->sock->calls().Life() != held->life) {
@@ -207,7 +185,7 @@ Verdict End(Request request) {
 // Whether a held request moves bytes of this stream in this direction.
 bool Behind(HeldRing* ring, const Request& request) RC_REQUIRES(held_latch) {
   if (ring == nullptr || IsPoll(request)) return false;
-  for (const Held* h = *BucketOf(ring, request.fd); h != nullptr; h = h->next) {
+  for (const Held* h = *ring->BucketOf(request.fd); h != nullptr; h = h->next) {
     if (h->request.fd == request.fd && !IsPoll(h->request) &&
         Reads(h->request) == Reads(request)) {
       return true;
@@ -221,11 +199,12 @@ bool Hold(HeldRing* ring, const Held& what) RC_REQUIRES(held_latch) {
   Held* const held = ring == nullptr ? nullptr : Take();
   if (held == nullptr) return false;
   *held = what;
-  Held** at = BucketOf(ring, what.request.fd);
+  Held** at = ring->BucketOf(what.request.fd);
   while (*at != nullptr) at = &(*at)->next;
   *at = held;
   ring->count.fetch_add(1, std::memory_order_relaxed);
   if (Arm(ring, what.request.fd)) {
+    ring->any_behind |= what.behind;
     ring->turns.fetch_add(1, std::memory_order_relaxed);
     WakeHelper(ring);
     return true;
@@ -239,7 +218,7 @@ bool Hold(HeldRing* ring, const Held& what) RC_REQUIRES(held_latch) {
 }  // namespace
 
 Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
-              bool may_hold) {
+              bool may_hold, bool behind) {
   if (request.opcode == IORING_OP_CLOSE ||
       request.opcode == IORING_OP_SHUTDOWN) {
     return End(request);
@@ -266,6 +245,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
       } else if (may_hold && !InHandler() &&
                  Hold(FindOrMake(ring_fd), {.request = request,
                                             .quiet = quiet,
+                                            .behind = behind,
                                             .sock = sock,
                                             .life = sock->calls().Life(),
                                             .data = data})) {
@@ -279,6 +259,13 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
   closing.Close();
   errno = saved;
   return verdict;
+}
+
+void Submitted(int ring_fd) {
+  const int saved = errno;
+  const Guard guard;
+  if (HeldRing* const ring = Find(ring_fd)) GoOn(ring);
+  errno = saved;
 }
 
 int CancelHeld(int ring_fd, const Match& match) {
@@ -320,7 +307,7 @@ void PostCancelled(int ring_fd) {
                 0);
       if (held->own_number && closing.count < 64) {
         bool last = true;
-        for (Held* h = *BucketOf(ring, held->request.fd); h != nullptr;
+        for (Held* h = *ring->BucketOf(held->request.fd); h != nullptr;
              h = h->next) {
           last &= h->request.fd != held->request.fd;
         }
@@ -393,6 +380,8 @@ Serving::Serving(int fd) {
     return;
   }
   ring->turns.fetch_add(1, std::memory_order_relaxed);
+  // A handler may have jumped out of a submission.
+  GoOn(ring);
   ring_ = ring;
   set_ = ring->set;
   serial_ = ring->serial;
@@ -464,7 +453,7 @@ namespace {
 Held* TakeAll(HeldRing* ring, int fd) RC_REQUIRES(held_latch) {
   Held* all = nullptr;
   Held** end = &all;
-  for (Held** at = BucketOf(ring, fd); *at != nullptr;) {
+  for (Held** at = ring->BucketOf(fd); *at != nullptr;) {
     Held* const held = *at;
     if (held->request.fd != fd) {
       at = &held->next;
@@ -506,7 +495,7 @@ void Keep(HeldRing* ring, int fd) RC_REQUIRES(held_latch) {
     held->request.fd = copy;
     held->own_number = true;
   }
-  Held** to = BucketOf(ring, copy);
+  Held** to = ring->BucketOf(copy);
   while (*to != nullptr) to = &(*to)->next;
   *to = all;
   Arm(ring, copy);
@@ -536,7 +525,7 @@ void KeepHeldStreams(unsigned first, unsigned last) {
     if (ring.fd < 0 || ring.count.load() == 0) continue;
     if (first == last) {
       const auto fd = static_cast<int>(first);
-      const Held* const held = *BucketOf(&ring, fd);
+      const Held* const held = *ring.BucketOf(fd);
       if (held != nullptr && !base::IsInternalFd(fd)) Keep(&ring, fd);
       continue;
     }

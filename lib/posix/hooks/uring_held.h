@@ -37,9 +37,12 @@ struct Verdict {
 };
 
 // Carries out `request` of `ring`, or holds it if `may_hold`.  Its completion
-// has `data`.  `quiet`: a success has no completion.
+// has `data`.  `quiet`: a success has no completion.  `behind`: it is behind a
+// link.  If it is held, it goes on with Submitted.
 Verdict Carry(int ring, Request request, std::uint64_t data, bool quiet,
-              bool may_hold);
+              bool may_hold, bool behind);
+// The kernel has taken what Carry was called for.
+void Submitted(int ring);
 
 // What a request asks to cancel.
 struct Match {

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "lib/base/guard.h"
 #include "lib/base/unique_fd.h"
@@ -110,12 +111,18 @@ LibSubmission::LibSubmission(const Ring* ring, bool submits, bool waits) {
     if (!base::TrySmall(&request, there, sizeof request)) continue;
     if (batch.See(request, there)) ring_ = ring;
   }
+  holds_behind_ = batch.holds_behind;
   errno = saved;
+}
+
+void LibSubmission::Taken() {
+  if (std::exchange(holds_behind_, false)) Submitted(ring_->fd);
 }
 
 LibSubmission::~LibSubmission() {
   if (ring_ == nullptr) return;
   const int saved = errno;
+  Taken();
   unsigned taken = 0;
   if (base::TryLoad(ring_->khead, &taken)) {
     // The kernel may not have taken all earlier requests.

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "lib/base/backoff.h"
 #include "lib/base/guard.h"
@@ -432,6 +433,7 @@ bool Submission::LookAtRequests() {
       continue;
     remade_ |= batch.See(request, at);
   }
+  holds_behind_ = batch.holds_behind;
   return batch.drained;
 }
 
@@ -454,7 +456,12 @@ void Submission::EndLook(bool drained) {
   Unmap(gone);
 }
 
+void Submission::Taken() {
+  if (std::exchange(holds_behind_, false)) Submitted(fd_);
+}
+
 Submission::~Submission() {
+  Taken();
   PostCancelled(fd_);
   if (ring_ == nullptr) return;
   const int saved = errno;

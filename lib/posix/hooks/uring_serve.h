@@ -8,6 +8,7 @@
 
 #include "lib/base/latch.h"
 #include "lib/posix/hooks/uring_requests.h"
+#include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 class Sock;
@@ -20,6 +21,9 @@ struct Held {
   Request request;
   bool quiet = false;
   bool own_number = false;  // request.fd is rcsock's
+  // It is behind a link.  The kernel has not yet seen the request before it,
+  // whose completion comes first.
+  bool behind = false;
   Sock* sock = nullptr;
   std::uint32_t life = 0;
   std::uint64_t data = 0;
@@ -34,6 +38,18 @@ struct HeldQueue {
 // Precedes every latch of a stream or a set (I-LATCH-2).
 inline constinit base::Latch held_latch;
 
+// Holds that latch.
+class RC_SCOPED_CAPABILITY Guard {
+ public:
+  Guard() RC_ACQUIRE(held_latch) { held_latch.lock(); }
+  ~Guard() RC_RELEASE() { held_latch.unlock(); }
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  const Critical critical_;
+};
+
 struct HeldRing {
   static constexpr unsigned kBuckets = 256;
 
@@ -45,7 +61,11 @@ struct HeldRing {
   std::uint32_t serial RC_GUARDED_BY(held_latch) = 0;
   // In buckets by the stream's number, in order of arrival.
   Held* bucket[kBuckets] RC_GUARDED_BY(held_latch) = {};
+  Held** BucketOf(int number) RC_REQUIRES(held_latch) {
+    return &bucket[static_cast<unsigned>(number) % kBuckets];
+  }
   Held* cancelled RC_GUARDED_BY(held_latch) = nullptr;
+  bool any_behind RC_GUARDED_BY(held_latch) = false;
   std::atomic<int> count{0};
   // The helper thread lives.
   bool helped RC_GUARDED_BY(held_latch) = false;
@@ -66,6 +86,11 @@ constexpr int kMostEvents = 32;
 // Completes what has become ready.  Returns how many completions it posted.
 int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
           int count);
+
+// If the stream is ready, the set reports it once more.
+bool Arm(HeldRing* ring, int fd) RC_REQUIRES(held_latch);
+// What waits behind a link goes on.
+void GoOn(HeldRing* ring) RC_REQUIRES(held_latch);
 
 // While an object of this class lives, a thread of the program waits in a
 // ring's set.  Cancellation ends it, too.  If a signal handler jumps out, the

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <ctime>
+#include <utility>
 
 #include "lib/base/alone.h"
 #include "lib/base/clock.h"
@@ -153,6 +154,27 @@ bool StartHelper(HeldRing* ring) {
   ring->helped = base::StartHelper(&Help, ring) == 0;
   if (ring->helped) helpers.fetch_add(1);
   return ring->helped;
+}
+
+bool Arm(HeldRing* ring, int fd) {
+  std::uint32_t events = EPOLLONESHOT;
+  for (const Held* h = *ring->BucketOf(fd); h != nullptr; h = h->next) {
+    if (h->request.fd == fd) events |= Awaits(h->request);
+  }
+  epoll_event event{.events = events,
+                    .data = {.u64 = static_cast<unsigned>(fd)}};
+  return hook::epoll_ctl(ring->set, EPOLL_CTL_MOD, fd, &event) == 0 ||
+         (errno == ENOENT &&
+          hook::epoll_ctl(ring->set, EPOLL_CTL_ADD, fd, &event) == 0);
+}
+
+void GoOn(HeldRing* ring) {
+  if (!std::exchange(ring->any_behind, false)) return;
+  for (Held* bucket : ring->bucket) {
+    for (Held* held = bucket; held != nullptr; held = held->next) {
+      if (std::exchange(held->behind, false)) Arm(ring, held->request.fd);
+    }
+  }
 }
 
 Waited Await(const RingView& ring, unsigned count, const timespec* timeout,

@@ -387,11 +387,30 @@ struct Registry {
     return set->members_;
   }
 
+  // In the child of a fork (I-LIST-2).  Another thread of the parent may have
+  // been amid a change of the list, which it makes without interest_latch.  Or
+  // it had registrations in a batch.  What is listed is in user space, so the
+  // members are all that the list may have.
+  static void ListAllAnew(EpollSet* set) RC_REQUIRES(interest_latch) {
+    set->ready_latch_.AssertUnshared();
+    set->ready_head_ = set->ready_tail_ = nullptr;
+    int listed = 0;
+    for (Interest* i = set->members_; i != nullptr; i = i->next_of_set) {
+      i->ready.store(false, std::memory_order_relaxed);
+      if (i->dormant.load(std::memory_order_relaxed)) continue;
+      // That thread may have taken the edge.
+      i->edge.store(true, std::memory_order_relaxed);
+      listed += set->Enlist(i);
+    }
+    set->ready_count_.store(listed, std::memory_order_relaxed);
+  }
+
   static void ForkChild(EpollSet* set) {
     set->wait_latch_.Reset();
     set->ready_latch_.Reset();
     set->wait_latch_.AssertUnshared();
     interest_latch.AssertUnshared();
+    ListAllAnew(set);
     set->sleepers_.store(0);
     set->strangers_.store(0);
     set->dirty_.store(true);

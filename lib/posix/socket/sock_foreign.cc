@@ -29,6 +29,7 @@
 #include "lib/posix/socket/tcp_info.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/thread/signals.h"
+#include "lib/rendezvous/start_aside.h"
 
 namespace rcsock::posix {
 
@@ -147,6 +148,9 @@ constinit std::atomic<long> look_posted{0};
 // When the next look may be: looks take a twentieth of the time at most.
 constinit std::atomic<std::uint64_t> next_look_ns{0};
 
+// A look waits for the conductor's start.
+constinit std::atomic<bool> look_waits{false};
+
 // Looks in a row that have found no sole holder.
 constinit std::atomic<int> fruitless{0};
 
@@ -182,9 +186,17 @@ void NotedShare::AskForHolders() {
   sought_.store(true);
   Critical critical;
   Reason why = Reason::kNone;
-  if (Conductor* conductor = Conductor::Get(&why)) {
-    PostLook(conductor, &LookForStrangers);
+  Conductor* conductor = LaneSearch::StartConductor(&why);
+  if (why == Reason::kPending) {
+    look_waits.store(true);
+    // The start may have been over before the look waited for it.
+    if (!rendezvous::StartsAside()) conductor = Conductor::IfRunning();
   }
+  if (conductor != nullptr) PostLook(conductor, &LookForStrangers);
+}
+
+void NotedShare::LookIfAsked(Conductor* conductor) {
+  if (look_waits.exchange(false)) PostLook(conductor, &LookForStrangers);
 }
 
 void NotedShare::LookForStrangers() {

@@ -7,6 +7,10 @@
 #include "lib/base/reason.h"
 #include "lib/posix/sharing/notes.h"
 
+namespace rcsock::rendezvous {
+class Conductor;
+}  // namespace rcsock::rendezvous
+
 namespace rcsock::posix {
 
 class Sock;
@@ -57,6 +61,8 @@ class NotedShare {
   // Has the conductor look for holders that no note tells of, if there may be
   // some.
   void AskForHolders();
+  // Called when the conductor has begun: makes the look that waits for it.
+  static void LookIfAsked(rendezvous::Conductor* conductor);
 
   // Takes over how far the stream is ahead, as notes on `number` say.  Requires
   // both latches.

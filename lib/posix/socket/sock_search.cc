@@ -90,6 +90,7 @@ void Introduce(Conductor* conductor) {
 void AnswerWaiting(Conductor* conductor, Reason why) {
   const Critical critical;
   SeekGate::Get().Started(conductor, why);
+  if (conductor != nullptr) NotedShare::LookIfAsked(conductor);
 }
 
 }  // namespace
@@ -302,8 +303,7 @@ void LaneSearch::Begin() {
   if (!state.Step(LaneState::Event::kSeek) || !MayAsk()) return;
   Critical critical;
   Reason why = Reason::kNone;
-  Conductor* conductor =
-      rendezvous::GetAside(&why, {&Introduce, &AnswerWaiting});
+  Conductor* conductor = StartConductor(&why);
   if (conductor == nullptr && why != Reason::kPending) {
     RCSOCK_LOG(1, "fd %d: no lane: %s", sock_->fd(), base::ReasonKey(why));
     reason_ = why;
@@ -341,6 +341,10 @@ void LaneSearch::Begin() {
       seeker.SeekFailed(Reason::kRawCalls, true);
       break;
   }
+}
+
+Conductor* LaneSearch::StartConductor(Reason* why) {
+  return rendezvous::GetAside(why, {&Introduce, &AnswerWaiting});
 }
 
 void LaneSearch::LookForAnswer() {

@@ -6,6 +6,10 @@
 
 #include "lib/base/reason.h"
 
+namespace rcsock::rendezvous {
+class Conductor;
+}  // namespace rcsock::rendezvous
+
 namespace rcsock::posix {
 
 class Sock;
@@ -67,6 +71,10 @@ class LaneSearch {
   void Begin();
   // Ends a search, without a lane.
   void Cancel();
+  // Returns the conductor, and starts it if there is none.  Null: there is no
+  // conductor, with the reason in *why.  kPending: a thread of rcsock's starts
+  // it, and then answers those that have waited.
+  static rendezvous::Conductor* StartConductor(base::Reason* why);
   // Takes the peer's answer in the conductor's place, while it is awaited.
   // Keeps errno.
   [[gnu::noinline]] void LookForAnswer();
