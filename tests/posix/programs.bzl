@@ -58,6 +58,7 @@ PROGRAMS = [
     "stdio_streams",
     "switch_backlog",
     "threads",
+    "time_outs",
     "untouched",
     "uring_calls",
     "uring_streams",
@@ -109,6 +110,7 @@ HEADERS = {
     "sets": _WAITING,
     "signal_steps": _STEPS,
     "threads": _BULK,
+    "time_outs": _WAITING,
     "waits_while_moving": _WAITING,
 }
 

@@ -16,8 +16,8 @@
 #include "lib/lane/shm/link.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/iomux/epoll_mirror.h"
-#include "lib/posix/iomux/kept_timer.h"
 #include "lib/posix/iomux/interests.h"
+#include "lib/posix/iomux/kept_timer.h"
 #include "lib/posix/socket/interest_latch.h"
 #include "lib/posix/thread/signals.h"
 

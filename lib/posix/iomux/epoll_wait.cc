@@ -452,11 +452,10 @@ class EpollSet::WaitCall::Armed {
     EpollSet* const set = call_->set_;
     // The set's timer ends the sleep.  The time-out that stays is never the
     // processor's next timer.
-    const bool timed = call_->timed_ && last_ && naps() && sleep_.alone();
-    const int n = set->KernelWait(call_->out_, call_->capacity_,
-                                  part.ns + (timed ? base::kNapNs : 0),
-                                  call_->limits_.mask(),
-                                  &call_->leave_->unlooked, &ahead_);
+    const bool timed = call_->timed_ && last_ && sleep_.alone();
+    const int n = set->KernelWait(
+        call_->out_, call_->capacity_, part.ns + (timed ? base::kNapNs : 0),
+        call_->limits_.mask(), &call_->leave_->unlooked, &ahead_);
     return timed && n == kOnlyBell && !call_->leave_->unlooked &&
                    call_->limits_.Left() == 0
                ? 0

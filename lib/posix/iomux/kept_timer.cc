@@ -44,10 +44,11 @@ bool KeptTimer::Open(int set_fd) {
 // This undoes an expiry that no wait has seen yet.
 bool KeptTimer::Arm() {
   constexpr std::uint64_t kSecond = 1'000'000'000;
-  const itimerspec at{{}, {static_cast<time_t>(at_ns_ / kSecond),
-                           static_cast<long>(at_ns_ % kSecond)}};
-  armed_ = ::syscall(SYS_timerfd_settime, fd_, TFD_TIMER_ABSTIME, &at,
-                     nullptr) == 0;
+  const itimerspec at{{},
+                      {static_cast<time_t>(at_ns_ / kSecond),
+                       static_cast<long>(at_ns_ % kSecond)}};
+  armed_ =
+      ::syscall(SYS_timerfd_settime, fd_, TFD_TIMER_ABSTIME, &at, nullptr) == 0;
   return armed_;
 }
 

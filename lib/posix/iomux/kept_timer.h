@@ -50,7 +50,8 @@ class KeptTimer {
   void ForkChild();
 
  private:
-  // The time-out of a thread that has not asked for another (PR_SET_TIMERSLACK).
+  // The time-out of a thread that has not asked for another
+  // (PR_SET_TIMERSLACK).
   static constexpr std::uint64_t kSlackNs = 50'000;
   // A program computes its time-outs from times that it has read before.  So
   // the second sleep may end a little earlier than the first.
@@ -73,9 +74,10 @@ class KeptTimer {
   bool refused_ RC_GUARDED_BY(latch_) = false;
   bool armed_ RC_GUARDED_BY(latch_) = false;
   int score_ RC_GUARDED_BY(latch_) = 0;
-  int threads_ RC_GUARDED_BY(latch_) = 0;  // changes of thread_
+  int threads_ RC_GUARDED_BY(latch_) = 0;               // changes of thread_
   const void* thread_ RC_GUARDED_BY(latch_) = nullptr;  // the last sleeper
-  std::uint64_t at_ns_ RC_GUARDED_BY(latch_) = 0;  // where it is armed, if it is
+  std::uint64_t at_ns_ RC_GUARDED_BY(latch_) =
+      0;  // where it is armed, if it is
 };
 
 }  // namespace rcsock::posix
