@@ -104,6 +104,15 @@ inline int epoll_wait(int set, epoll_event* events, int capacity, int timeout) {
                        : real::epoll_wait(set, events, capacity, timeout);
 }
 
+inline int epoll_pwait2(int set, epoll_event* events, int capacity,
+                        const timespec* timeout, const sigset_t* mask) {
+  // The kernel's sets of signals have 8 bytes.
+  return base::Alone()
+             ? static_cast<int>(Call<SYS_epoll_pwait2>(set, events, capacity,
+                                                       timeout, mask, 8))
+             : real::epoll_pwait2(set, events, capacity, timeout, mask);
+}
+
 }  // namespace rcsock::direct
 
 #endif  // RCSOCK_LIB_BASE_DIRECT_H_

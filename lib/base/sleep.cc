@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <ctime>
 
+#include "lib/base/direct.h"
 #include "lib/base/real.h"
 
 namespace rcsock::base {
@@ -155,7 +156,7 @@ int FutexSleepShared(const std::atomic<std::uint32_t>* word,
 int EpollPwait(int set, epoll_event* events, int capacity,
                const timespec* timeout, const sigset_t* mask) {
   if (!refused.load(std::memory_order_relaxed)) {
-    const int n = real::epoll_pwait2(set, events, capacity, timeout, mask);
+    const int n = direct::epoll_pwait2(set, events, capacity, timeout, mask);
     if (n >= 0 || !Refused(errno)) return n;
   }
   return real::epoll_pwait(set, events, capacity, Milliseconds(timeout), mask);

@@ -2,13 +2,13 @@
 # usage: instructions_test COUNT CALLS CALLS_NAMED CALLS_LINKED SHIM
 #
 # What a call costs through the preload, and in the two ways to use the library:
-# instructions, not time.  The library may take 2 % more, and 4 % by epoll: it does
+# instructions, not time.  The library may take 2 % more, and 6 % by epoll: it does
 # not know that the program has one thread.  The preload's limits are those of
 # docs/performance.md, for the compiler of Debian 12.
 set -euo pipefail
 count=$1 calls=$2 named=$3 linked=$4 shim=$(readlink -f "$5")
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
-declare -A limits=([blocking]=782 [epoll]=1396)
+declare -A limits=([blocking]=782 [epoll]=1380)
 failed=0
 
 # usage: round LIMIT TRIPS CALLS_ARGUMENT...
@@ -52,7 +52,7 @@ for mode in blocking epoll; do
       BEGIN {
         printf "%s: preload %d, %s %d instructions (%+.2f%%)\n",
           m, p / 16, h, l / 16, 100 * (l / p - 1)
-        exit l > (m == "epoll" ? 1.04 : 1.02) * p
+        exit l > (m == "epoll" ? 1.06 : 1.02) * p
       }' || failed=1
   done
 done

@@ -1,14 +1,17 @@
 // What waits that sleep take: a thread asks, and another thread answers, over
 // connections that have left TCP.
 //
-// usage: sleeps calls|instructions epoll|poll answers|brief|long CONNECTIONS
-//        COUNT
+// usage: sleeps calls|instructions epoll|poll answers|brief|long|again
+//        CONNECTIONS COUNT
 //
 //   calls         for count_syscalls: bench::Mark() before and behind them
 //   instructions  for count_instructions: a breakpoint before them, one behind
 //                 each, and one at the end
 //   answers       COUNT waits end with an answer, which had to be asked for
 //   brief, long   COUNT waits end by their time
+//   again         COUNT times two waits have one end, and an answer comes in
+//   the
+//                 first (epoll alone)
 //
 // poll has a pipe beside the connections, as most programs have.
 #include <linux/tcp.h>
@@ -18,9 +21,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <utility>
@@ -81,6 +86,16 @@ class Client {
   void LetTimePass(int ms) {
     if (Wait(ms) != 0) bench::Die("an answer that was not asked for");
   }
+  void AskUntilTime() {
+    const std::int64_t end = bench::NowNs() + 4'000'000;
+    const int fd = fds_[next_++ % fds_.size()];
+    char bytes[kSize] = {};
+    bench::WriteAll(fd, bytes, kSize);
+    // A machine at work may take longer.
+    if (WaitUntil(end) != 1 && Wait(10'000) != 1) bench::Die("no answer");
+    if (!bench::ReadAll(fd, bytes, kSize)) bench::Die("recv");
+    WaitUntil(end);
+  }
   // Asks until TCP carries nothing any more.
   void Warm() {
     std::uint64_t before = 0;
@@ -102,6 +117,13 @@ class Client {
     if (polls_) return ::poll(polled_.data(), polled_.size(), ms);
     epoll_event events[kMost];
     return ::epoll_wait(set_, events, kMost, ms);
+  }
+  int WaitUntil(std::int64_t end_ns) const {
+    const std::int64_t left =
+        std::max<std::int64_t>(0, end_ns - bench::NowNs());
+    const timespec time{left / 1'000'000'000, left % 1'000'000'000};
+    epoll_event events[kMost];
+    return ::epoll_pwait2(set_, events, kMost, &time, nullptr);
   }
   std::uint64_t TcpBytes() const {
     std::uint64_t bytes = 0;
@@ -132,12 +154,13 @@ int main(int argc, char** argv) {
   const long count = right ? std::atol(argv[5]) : 0;
   if (connections <= 0 || count <= 0) {
     std::fputs(
-        "usage: sleeps calls|instructions epoll|poll answers|brief|long "
+        "usage: sleeps calls|instructions epoll|poll answers|brief|long|again "
         "CONNECTIONS COUNT\n",
         stderr);
     return 2;
   }
   const bool calls = words[0] == "calls";
+  const bool again = words[2] == "again";
   const int ms = words[2] == "answers" ? 0 : words[2] == "brief" ? 1 : 30;
   std::uint16_t port = 0;
   const int listener = bench::Listen("127.0.0.1", &port);
@@ -156,7 +179,9 @@ int main(int argc, char** argv) {
     __asm__ volatile("int3");
   }
   for (long i = 0; i < count; ++i) {
-    if (ms == 0) {
+    if (again) {
+      client.AskUntilTime();
+    } else if (ms == 0) {
       client.Ask();
     } else {
       client.LetTimePass(ms);

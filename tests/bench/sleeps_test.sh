@@ -4,8 +4,9 @@
 # What a wait takes that sleeps, without the conductor's calls.  A sleep is one system
 # call, and a message to a thread that sleeps is another.  So a request and its answer
 # take four at both ends together, and a wait that ends by its time takes one.  A thread
-# that sleeps for long fences first.  Before it sleeps, a thread looks at each of its
-# streams a few times, and not more often.
+# that sleeps for long fences first.  A wait that goes on until the time of the wait before
+# finds the timer armed.  Before it sleeps, a thread looks at each of its streams a few
+# times, and not more often.
 set -euo pipefail
 instructions=$1 calls=$2 program=$3 shim=$(readlink -f "$4")
 unset RCSOCK_LOG RCSOCK_LOG_FILE RCSOCK_STATS RCSOCK_RULES RCSOCK_SPIN_US
@@ -28,11 +29,13 @@ most() { # LIMIT COUNT TIMES WHAT
 # that stood still on a busy machine may look, nap or fence once more.
 declare -A limit=(
   [epoll.answers]=410 [epoll.brief]=130 [epoll.long]=250
+  [epoll.again]=530
   [poll.answers]=510 [poll.brief]=130 [poll.long]=250
 )
-declare -A count=([answers]=3000 [brief]=500 [long]=50)
+declare -A count=([answers]=3000 [brief]=500 [long]=50 [again]=500)
 for wait in epoll poll; do
-  for what in answers brief long; do
+  for what in answers brief long again; do
+    [ "${limit[$wait.$what]-}" ] || continue
     words=(calls $wait $what $connections "${count[$what]}")
     under "$calls" "$out"
     total=$(python3 - "$out" <<'END'
@@ -46,6 +49,16 @@ print(sum(calls.get(name, 0) for name in (
 END
     )
     most "${limit[$wait.$what]}" "$total" "${count[$what]}" "system calls"
+    [ $what = again ] || continue
+    # The conductor arms its own twice in a turn, which ends with epoll_wait.
+    timers=$(python3 -c 'import json, sys
+calls = json.load(open(sys.argv[1]))["calls"]
+print(calls.get("timerfd_settime", 0) - 2 * calls.get("epoll_wait", 0))' "$out")
+    most 120 "$timers" "${count[again]}" "armed timers"
+    if ((timers * 100 < 80 * count[again])); then
+      echo FAIL >&2
+      failed=1
+    fi
   done
 done
 

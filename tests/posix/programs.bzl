@@ -59,6 +59,7 @@ PROGRAMS = [
     "stdio_streams",
     "switch_backlog",
     "threads",
+    "time_outs",
     "untouched",
     "uring_calls",
     "uring_steps",
@@ -113,6 +114,7 @@ HEADERS = {
     "sets": _WAITING,
     "signal_steps": _STEPS,
     "threads": _BULK,
+    "time_outs": _WAITING,
     "uring_steps": _STEPS,
     "waits_while_moving": _WAITING,
 }

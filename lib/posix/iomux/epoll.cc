@@ -90,6 +90,7 @@ void EpollSet::Free() {
   crowded_.store(false, std::memory_order_relaxed);
   heats_.store(false, std::memory_order_relaxed);
   Registry::CloseMirror(this);
+  timer_.Close();
   interest_latch.unlock();
   DisarmAwake();
   life_.fetch_add(1, std::memory_order_seq_cst);
@@ -430,6 +431,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
 void EpollSet::SetNested() {
   if (outside_.load(std::memory_order_relaxed)) return;
   nested_.store(true, std::memory_order_relaxed);
+  timer_.Refuse();
   // Streams on either side.  SetNested pins streams that are added later.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {

@@ -17,6 +17,7 @@
 #include "lib/posix/fd/file.h"
 #include "lib/posix/iomux/epoll_mirror.h"
 #include "lib/posix/iomux/interests.h"
+#include "lib/posix/iomux/kept_timer.h"
 #include "lib/posix/socket/interest_latch.h"
 #include "lib/posix/thread/signals.h"
 
@@ -528,6 +529,7 @@ class EpollSet final : public File {
   std::atomic<std::uint32_t> once_moved_{0};  // the last move of a ONESHOT
   std::atomic<bool> nested_{false};
   Mirror mirror_;
+  KeptTimer timer_;
   std::atomic<std::uint32_t> life_{0};  // how often it has been closed
   // The registrations that are direct.
   Interest* direct_members_[kMostDirect] RC_GUARDED_BY(interest_latch) = {};

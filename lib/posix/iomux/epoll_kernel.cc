@@ -203,11 +203,11 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
     return n;
   }
   int kept = OfKernel(out, n, before, bell, ahead);
-  // The bell, or a source, may have taken the room of other events.  Both are
-  // edges, so the answer behind them belongs to the others.
+  // The bell, a source or the timer may have taken the room of other events.
+  // All are edges, so the answer behind them belongs to the others.
   const timespec now{};
   const bool mirrored = mirror_.fd.load(std::memory_order_relaxed) >= 0;
-  const int most = mirrored ? 0 : kMostSources;
+  const int most = mirrored ? 0 : kMostSources + 1;
   for (int i = 0; kept == kOnlyBell && n == capacity && i <= most; ++i) {
     n = base::EpollPwait(fd_, out, capacity, &now, nullptr);
     if (n <= 0) break;
@@ -247,6 +247,9 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
       if (ahead != nullptr && *ahead == kNoBell) *ahead = kept;
       continue;
     }
+    // The time of a sleep is over.
+    if (events[i].data.ptr == &timer_) [[unlikely]]
+      continue;
     // The mirror stays until the lanes have nothing.
     if (events[i].data.ptr == &mirror_) [[unlikely]] {
       if (ahead != nullptr && *ahead == kNoBell) *ahead = kept;

@@ -193,7 +193,7 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
 // that has been reported, and still has something, comes behind the rest.
 int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   struct Pending {
-    std::uint64_t came;
+    std::uint64_t came;  // 0: its sender knows
     int turn;
     int at;  // in direct_
     bool again;
@@ -215,20 +215,24 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
       seen |= 1ull << at;
       const std::uint32_t told = one.interest->told;
       const bool before = (came_before_ >> at & 1) != 0;
-      all[count++] = {before ? slept_since_ : one.lane->Came(), turn, at,
+      all[count++] = {before ? slept_since_ : 0, turn, at,
                       order_wait_ != 0 && !After(order_wait_, told), told};
     }
     if (count == 0) return 0;
   }
-  const std::uint64_t now = base::Ticks();
-  for (int p = 0; p < count; ++p) {
-    if (all[p].came < slept_since_ || all[p].came > now) all[p].came = now;
+  if (count > 1) {
+    const std::uint64_t now = base::Ticks();
+    for (int p = 0; p < count; ++p) {
+      std::uint64_t& came = all[p].came;
+      if (came == 0) came = direct_[all[p].at].lane->Came();
+      if (came < slept_since_ || came > now) came = now;
+    }
+    std::sort(all, all + count, [](const Pending& a, const Pending& b) {
+      if (a.again != b.again) return b.again;
+      if (a.again && a.told != b.told) return After(b.told, a.told);
+      return a.came != b.came ? a.came < b.came : a.turn < b.turn;
+    });
   }
-  std::sort(all, all + count, [](const Pending& a, const Pending& b) {
-    if (a.again != b.again) return b.again;
-    if (a.again && a.told != b.told) return After(b.told, a.told);
-    return a.came != b.came ? a.came < b.came : a.turn < b.turn;
-  });
   direct_next_ = 0;
   int filled = 0;
   int p = 0;

@@ -258,6 +258,7 @@ bool EpollSet::SeenFromOutside(bool edges) {
     Critical critical;
     interest_latch.lock();
     mirror_.wanted.store(true, std::memory_order_relaxed);
+    timer_.Refuse();
     // Without a poller the mirror comes with the first stream.
     if (poller_ != nullptr) {
       seen = Registry::OpenMirror(this);

@@ -105,7 +105,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
 }
 
 bool EpollSet::ArmOutside() {
-  outside_.store(true, std::memory_order_relaxed);
+  if (!outside_.exchange(true, std::memory_order_relaxed)) timer_.Refuse();
   if (armed_outside_) return true;
   armed_outside_ = true;
   armed_since_ = base::Ticks();

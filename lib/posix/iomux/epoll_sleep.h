@@ -45,11 +45,18 @@ class EpollSet::Sleep {
       : set_(set) {
     Critical critical;
     const int others = set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    alone_ = others == 0;
     if (set_->life_.load(std::memory_order_seq_cst) != life) {
       set_->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
       return;
     }
     tls_signals.wait.sleeper = true;
+    // This thread may take the edge of the timer from another sleeper, which
+    // goes to sleep without the timer now.
+    if (!alone_ && set_->timer_.Used()) [[unlikely]] {
+      set_->timer_.Refuse();
+      set_->KickBell();
+    }
     poller_ = set_->poller_.get();
     if (poller_ != nullptr) {
       naps_ = poller_->Fences() && (others == 0 || !unlooked) &&
@@ -76,6 +83,8 @@ class EpollSet::Sleep {
   Sleep& operator=(const Sleep&) = delete;
 
   bool naps() const { return naps_; }
+  // No other thread slept in the set when this one was counted.
+  bool alone() const { return alone_; }
   // Called when the nap is over, and has found nothing.  Arms for good, with a
   // new generation.  Then the caller looks.
   void Deepen() {
@@ -89,6 +98,7 @@ class EpollSet::Sleep {
  private:
   EpollSet* const set_;
   lane::shm::ShmPoller* poller_ = nullptr;  // armed by this sleep
+  bool alone_ = false;
   bool naps_ = false;
   int count_ = 0;
   lane::Source* sources_[kMostSources];

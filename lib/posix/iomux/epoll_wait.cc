@@ -224,6 +224,7 @@ class EpollSet::WaitCall {
   bool spins_ = false;  // the last look has left time to spin
   // The kernel has had nothing until the end of the wait's time.
   bool asked_ = false;
+  bool timed_ = false;  // the set's timer is armed for the end of the wait
 };
 
 // Waits in the kernel's part alone, since no stream is in user space.  Returns
@@ -448,9 +449,17 @@ class EpollSet::WaitCall::Armed {
   bool naps() const { return sleep_.naps(); }
   int Sleep(const SleepPart& part) {
     last_ = part.last;
-    return call_->set_->KernelWait(call_->out_, call_->capacity_, part.ns,
-                                   call_->limits_.mask(),
-                                   &call_->leave_->unlooked, &ahead_);
+    EpollSet* const set = call_->set_;
+    // The set's timer ends the sleep.  The time-out that stays is never the
+    // processor's next timer.
+    const bool timed = call_->timed_ && last_ && sleep_.alone();
+    const int n = set->KernelWait(
+        call_->out_, call_->capacity_, part.ns + (timed ? base::kNapNs : 0),
+        call_->limits_.mask(), &call_->leave_->unlooked, &ahead_);
+    return timed && n == kOnlyBell && !call_->leave_->unlooked &&
+                   call_->limits_.Left() == 0
+               ? 0
+               : n;
   }
 
   // A nap with more time behind it has found nothing.
@@ -486,6 +495,11 @@ bool EpollSet::WaitCall::Sleep() {
   int n = kOnlyBell;
   int ahead = kNoBell;
   leave_->Owe();
+  // Arming the timer takes some microseconds.  What comes meanwhile needs no
+  // kick: the bell is armed behind it.
+  timed_ = set_->sleepers_.load(std::memory_order_relaxed) == 0 &&
+           limits_.Brief() &&
+           set_->timer_.Ends(set_->fd_, limits_.deadline_ns());
   {
     Armed armed(this);
     n = LookThenSleep(&armed, &limits_);

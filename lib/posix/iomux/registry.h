@@ -423,6 +423,7 @@ struct Registry {
     set->mirror_.latch.Reset();
     set->mirror_.Close();
     set->mirror_.watched_by = nullptr;
+    set->timer_.ForkChild();
   }
   // Resets the latches and states of the sets that are in no table.
   static void ForkChildOfPool() {
