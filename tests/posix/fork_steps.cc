@@ -115,7 +115,7 @@ bool ForkAmid(const Call& call, const std::function<int()>& child_finds,
   std::thread forks([&] {
     child = ::fork();
     if (child == 0) {
-      ::alarm(15);
+      ::alarm(60);
       ::_exit(child_finds());
     }
     forked = true;
