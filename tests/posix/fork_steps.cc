@@ -86,6 +86,7 @@ int ChildFinds(int inherited, const std::vector<int>& streams, int port) {
   ::close(inherited);
   const std::vector<int> own = {Connect(port)};
   std::vector<int> sets;
+  sets.reserve(kStreams);
   for (int i = 0; i < kStreams; ++i) sets.push_back(SetOf(own));
   WarmAs(own[0], true);
   for (const int set : sets) {
