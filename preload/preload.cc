@@ -34,6 +34,16 @@ extern "C" {
 [[gnu::hot]] ssize_t recvmsg(int, msghdr*, int);
 [[gnu::hot]] ssize_t sendmsg(int, const msghdr*, int);
 [[gnu::hot]] int epoll_wait(int, epoll_event*, int, int);
+[[gnu::hot]] int connect(int, const sockaddr*, socklen_t);
+[[gnu::hot]] int accept4(int, sockaddr*, socklen_t*, int);
+[[gnu::hot]] int close(int);
+[[gnu::hot]] int fcntl(int, int, ...);
+[[gnu::hot]] int fcntl64(int, int, ...);
+#ifndef __clang__  // libc's headers have these noexcept, and Clang minds
+[[gnu::hot]] int epoll_ctl(int, int, int, epoll_event*);
+[[gnu::hot]] int socket(int, int, int);
+[[gnu::hot]] int setsockopt(int, int, int, const void*, socklen_t);
+#endif
 }
 
 // The variable is in this library: hidden saves an instruction in each call.

@@ -297,7 +297,7 @@ void ReadRules(const char* text) {
 
 }  // namespace
 
-const Config& GetConfig() { return config; }
+[[gnu::hot]] const Config& GetConfig() { return config; }
 
 [[gnu::cold]] void LoadConfig() {
   config = Config{};

@@ -7,9 +7,18 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/base/no_cancel.h"
 #include "lib/base/resolve.h"
+#include "lib/base/start_data.h"
 
 namespace rcsock::direct {
+
+RCSOCK_START_DATA constinit std::atomic<bool> brief_of_libc{false};
+
+int CloseByOther(int fd) {
+  const base::NoCancel no_cancel;
+  return real::close(fd);
+}
 
 long Failed(long result) {
   errno = static_cast<int>(-result);
@@ -55,6 +64,10 @@ int FindLibc(dl_phdr_info* info, std::size_t, void* found) {
     const auto address = reinterpret_cast<std::uintptr_t>(next);
     return address >= libc.begin && address < libc.end;
   };
+  brief_of_libc.store(of_libc(&real::table::close, "close") &&
+                          of_libc(&real::table::socket, "socket") &&
+                          of_libc(&real::table::epoll_ctl, "epoll_ctl"),
+                      std::memory_order_relaxed);
   return of_libc(&real::table::read, "read") &&
          of_libc(&real::table::write, "write") &&
          of_libc(&real::table::recv, "recv") &&
@@ -63,6 +76,7 @@ int FindLibc(dl_phdr_info* info, std::size_t, void* found) {
          of_libc(&real::table::writev, "writev") &&
          of_libc(&real::table::recvmsg, "recvmsg") &&
          of_libc(&real::table::sendmsg, "sendmsg") &&
+         of_libc(&real::table::accept4, "accept4") &&
          of_libc(&real::table::epoll_wait, "epoll_wait");
 }
 

@@ -8,7 +8,9 @@
 
 #include <sys/syscall.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 
 #include "lib/base/alone.h"
@@ -16,8 +18,8 @@
 
 namespace rcsock::direct {
 
-// Returns true if the next definitions of all these calls are libc's. Then
-// rcsock bypasses no other library.
+// Returns true if the next definitions of all blocking calls here are libc's.
+// Then rcsock bypasses no other library. Notes whether that of close is, too.
 bool AllOfLibc();
 
 [[gnu::noinline, gnu::cold]] long Failed(long result);
@@ -27,24 +29,19 @@ inline long Word(const void* address) {
   return reinterpret_cast<long>(address);
 }
 
-// Not inlined, and not noexcept: a handler may leave by pthread_exit or an
-// exception. A caller that has something to unwind needs a call here, since the
-// unwinder looks for the landing pad of a call.
-template <long number, class... A>
-[[gnu::noipa]] long Call(A... arguments) {
-  static_assert(sizeof...(A) <= 6);
-  const long a[6] = {Word(arguments)...};
+// The call itself. The registers of missing arguments are not loaded.
+template <long number, std::size_t count>
+[[gnu::always_inline]] inline long Raw(const long (&a)[6]) {
   register long r10 asm("r10") = a[3];
   register long r8 asm("r8") = a[4];
   register long r9 asm("r9") = a[5];
   long result = number;
-  // Registers without an argument are not loaded.
-  if constexpr (sizeof...(A) <= 3) {
+  if constexpr (count <= 3) {
     asm volatile("syscall"
                  : "+a"(result)
                  : "D"(a[0]), "S"(a[1]), "d"(a[2])
                  : "rcx", "r11", "memory");
-  } else if constexpr (sizeof...(A) == 4) {
+  } else if constexpr (count == 4) {
     asm volatile("syscall"
                  : "+a"(result)
                  : "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10)
@@ -56,6 +53,26 @@ template <long number, class... A>
                  : "rcx", "r11", "memory");
   }
   return __builtin_expect(result < 0, 0) ? Failed(result) : result;
+}
+
+// As Call, in line. The kernel leaves the processor's prediction of returns
+// worthless, so each frame between the program and the system call costs a
+// misprediction, some 17 ns. The unwinder finds no landing pad for the
+// instruction: either no handler runs here that may leave the call, or the
+// caller has nothing to unwind, in any part of it.
+template <long number, class... A>
+[[gnu::always_inline]] inline long InLine(A... arguments) {
+  static_assert(sizeof...(A) <= 6);
+  return Raw<number, sizeof...(A)>({Word(arguments)...});
+}
+
+// Not inlined, and not noexcept: a handler may leave by pthread_exit or an
+// exception. A caller that has something to unwind needs a call here, since the
+// unwinder looks for the landing pad of a call.
+template <long number, class... A>
+[[gnu::noipa, gnu::hot]] long Call(A... arguments) {
+  static_assert(sizeof...(A) <= 6);
+  return Raw<number, sizeof...(A)>({Word(arguments)...});
 }
 
 inline ssize_t read(int fd, void* to, size_t length) {
@@ -96,6 +113,45 @@ inline ssize_t recvmsg(int fd, msghdr* message, int flags) {
 inline ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   return base::Alone() ? Call<SYS_sendmsg>(fd, message, flags)
                        : real::sendmsg(fd, message, flags);
+}
+
+// Whether the next definitions of these calls, which do not block, are libc's.
+extern constinit std::atomic<bool> brief_of_libc;
+inline bool BriefOfLibc() {
+  return __builtin_expect(brief_of_libc.load(std::memory_order_relaxed), 1);
+}
+
+// In a critical section. close is no cancellation point here.
+[[gnu::noinline, gnu::cold]] int CloseByOther(int fd);
+[[gnu::always_inline]] inline int CloseInCritical(int fd) {
+  return BriefOfLibc() ? static_cast<int>(InLine<SYS_close>(fd))
+                       : CloseByOther(fd);
+}
+[[gnu::always_inline]] inline int EpollCtlInCritical(int set, int op, int fd,
+                                                     epoll_event* event) {
+  return BriefOfLibc()
+             ? static_cast<int>(InLine<SYS_epoll_ctl>(set, op, fd, event))
+             : real::epoll_ctl(set, op, fd, event);
+}
+
+// For callers that have nothing to unwind.
+[[gnu::always_inline]] inline int SocketInLine(int domain, int type,
+                                               int protocol) {
+  return BriefOfLibc()
+             ? static_cast<int>(InLine<SYS_socket>(domain, type, protocol))
+             : real::socket(domain, type, protocol);
+}
+[[gnu::always_inline]] inline int Accept4InLine(int fd, sockaddr* address,
+                                                socklen_t* length, int flags) {
+  return base::Alone()
+             ? static_cast<int>(InLine<SYS_accept4>(fd, address, length, flags))
+             : real::accept4(fd, address, length, flags);
+}
+// The caller has asked base::Alone().
+[[gnu::always_inline]] inline int EpollWaitInLine(int set, epoll_event* events,
+                                                  int capacity, int timeout) {
+  return static_cast<int>(
+      InLine<SYS_epoll_wait>(set, events, capacity, timeout));
 }
 
 inline int epoll_wait(int set, epoll_event* events, int capacity, int timeout) {

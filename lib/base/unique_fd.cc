@@ -117,7 +117,7 @@ void LowNumberForkUnlock(bool child) {
   low_latch.UnlockAfterFork(child);
 }
 
-bool IsInternalFd(int fd) { return Has(internal_fds, fd); }
+[[gnu::hot]] bool IsInternalFd(int fd) { return Has(internal_fds, fd); }
 
 bool IsInternalFdOrGone(int fd) {
   if (IsInternalFd(fd)) return true;

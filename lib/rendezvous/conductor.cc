@@ -152,7 +152,7 @@ Conductor* Conductor::Get(base::Reason* why) {
   return nullptr;
 }
 
-Conductor* Conductor::IfRunning() {
+[[gnu::hot]] Conductor* Conductor::IfRunning() {
   Core* core = g_core.load(std::memory_order_acquire);
   return core == nullptr ? nullptr : Running(core);
 }
@@ -295,7 +295,7 @@ std::vector<std::shared_ptr<lane::shm::Link>> Conductor::Links() {
     return {};  // no memory
   }
 }
-bool Conductor::OnThread() const { return tls_core == core_; }
+[[gnu::hot]] bool Conductor::OnThread() const { return tls_core == core_; }
 void Conductor::AnnounceBell(int k) { core_->AnnounceBell(k); }
 
 bool RdmaPossible() {

@@ -1,11 +1,13 @@
 // Flags of the data calls: MSG_PEEK, MSG_WAITALL, MSG_DONTWAIT, MSG_TRUNC,
-// MSG_OOB.
+// MSG_OOB.  Flags of the file, and registrations, that a child changes.
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "tests/posix/pair.h"
+#include "tests/posix/waiting.h"
 
 namespace {
 
@@ -292,6 +295,54 @@ Case urgent_in_line(
         Log("%.4s, at the mark %d", text, AtMark(fd));
         Barrier();
       }
+    });
+
+// What rcsock may answer without the kernel, until a child has a copy.
+void LogFlags(int fd) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  Log("nonblock %d, append %d", (flags & O_NONBLOCK) != 0,
+      (flags & O_APPEND) != 0);
+}
+
+Case changed_by_a_child(
+    "changed_by_a_child", [](int) { Barrier(); },
+    [](int) {
+      int port = 0;
+      const int listener = Listen(&port);
+      const int fd = Connect(port);  // no byte goes there, so it stays on TCP
+      const int set = NewSet();
+      epoll_event event{};
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT);
+      for (int i = 0; i < 3; ++i) {
+        Result("again", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT));
+      }
+      Result("wait", ::epoll_wait(set, &event, 1, kQuiet));
+      LogFlags(fd);
+      SetNonblock(fd, true);
+      LogFlags(fd);
+      ::fcntl(fd, F_SETFL, O_APPEND);
+      LogFlags(fd);
+      ::fcntl(fd, F_SETFL, 0);
+      int on = 1;
+      Result("FIONBIO", ::ioctl(fd, FIONBIO, &on));
+      LogFlags(fd);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::fcntl(fd, F_SETFL, 0);
+        ::_exit(Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN) == 0 ? 0 : 1);
+      }
+      LogChild(child);
+      LogFlags(fd);
+      Result("wait", ::epoll_wait(set, &event, 1, kQuiet));
+      Result("again", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT));
+      Result("wait", ::epoll_wait(set, &event, 1, kQuiet));
+      Result("DEL", Ctl(set, EPOLL_CTL_DEL, fd, 0));
+      Result("MOD", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT));
+      ::close(fd);
+      Result("MOD", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT));
+      Result("F_GETFL", ::fcntl(fd, F_GETFL));
+      ::close(listener);
+      Barrier();
     });
 
 }  // namespace

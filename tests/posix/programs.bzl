@@ -97,6 +97,7 @@ HEADERS = {
     "fork_steps": _STEPS,
     "full_rings": _BULK,
     "hung_up": _WAITING,
+    "flags": _WAITING,
     "inherit": _UNREAD,
     "inherit_exec": _UNREAD,
     "loader": ["hidden_syscall.h"],

@@ -11,6 +11,7 @@
 
 #include "lib/base/alone.h"
 #include "lib/base/backoff.h"
+#include "lib/base/direct.h"
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
@@ -282,9 +283,9 @@ File* OwnersFile(int fd) {
              : file;
 }
 
-void ClearEntry(int fd) { Put(fd, nullptr); }
+[[gnu::hot]] void ClearEntry(int fd) { Put(fd, nullptr); }
 
-void Bind(int fd, File* file, const FileOps& ops) {
+[[gnu::hot]] void Bind(int fd, File* file, const FileOps& ops) {
   Evict(fd);
   if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds) ||
       OwnFace() == Face::kBehind) {
@@ -343,11 +344,6 @@ void EvictStale(int fd) {
   OpsOf(file).evict(file, fd, IsClaimed(fd));
 }
 
-int CloseForGood(int fd) {
-  Put(fd, nullptr);
-  return real::close(fd);
-}
-
 int CloseNumber(int fd, const Successor& next, bool held) {
   Critical critical;
   const base::NoCancelInCritical no_cancel;
@@ -381,16 +377,22 @@ int CloseNumber(int fd, const Successor& next, bool held) {
 
 namespace {
 
+// Requires that a number of the file is claimed.  If the file has no other,
+// `fds` becomes 0, and this returns true.
+inline bool LeavesLast(File* file) {
+  int only = 1;
+  return file->fds.compare_exchange_strong(only, 0);
+}
+
 // Requires that the number is claimed.
 int CloseClaimed(int fd, File* file, const Successor& next) {
-  int only = 1;
-  const bool last = file->fds.compare_exchange_strong(only, 0);
+  const bool last = LeavesLast(file);
   return OpsOf(file).close(file, last, fd, next);
 }
 
 }  // namespace
 
-int CloseFd(int fd) {
+[[gnu::hot]] int CloseFd(int fd) {
   constexpr Successor kNothing;
   File* const named = Entry(fd);
   if (named == nullptr) return KernelClose(fd, kNothing);
@@ -400,10 +402,9 @@ int CloseFd(int fd) {
   }
   if (named->kind == FileKind::kSock && base::Lone()) {
     Critical critical;
-    int result;
     // A handler may have made a thread before the section began.
-    if (base::Lone() && OpsOf(named).close_lone(named, fd, &result)) {
-      return result;
+    if (base::Lone() && OpsOf(named).end(named, fd, true)) {
+      return direct::CloseInCritical(fd);
     }
   }
   Recall(fd);
@@ -414,7 +415,13 @@ int CloseFd(int fd) {
     Critical critical;  // no handler jumps out of a claim
     const Claimed claimed = Claim(fd, file);
     if (claimed == Claimed::kNo) return KernelClose(fd, kNothing);
-    if (claimed == Claimed::kYes) return CloseClaimed(fd, file, kNothing);
+    if (claimed == Claimed::kIsHeld) continue;
+    const FileOps& ops = OpsOf(file);
+    const bool last = LeavesLast(file);
+    if (last && ops.end != nullptr && ops.end(file, fd, false)) {
+      return direct::CloseInCritical(fd);
+    }
+    return ops.close(file, last, fd, kNothing);
   }
 }
 

@@ -29,11 +29,14 @@ struct FileOps {
   // Closes the claimed number by CloseNumber.  `last`: the file has no other,
   // and fds is 0.
   int (*close)(File* file, bool last, int fd, const Successor& next);
-  // Closes an unclaimed number at once, by CloseForGood, and stores what close
-  // returns.  Requires base::Lone() and a critical section.  Returns false, and
-  // has done nothing, if the file ends in another way.  Null: so it always
-  // does.
-  bool (*close_lone)(File* file, int fd, int* result);
+  // Ends the file, whose only number is `fd`, and clears the entry.  The caller
+  // then has the kernel close the number, in the same critical section: deep in
+  // calls, that would take longer (base/direct.h).  Requires a critical
+  // section, and `lone`: base::Lone(), and that the number is not claimed;
+  // else: that it is claimed, and `fds` 0.  Returns false, and has done nothing
+  // that `close` does not do again, if the file ends in another way.  Null: so
+  // it always does.
+  bool (*end)(File* file, int fd, bool lone);
   // In the child of fork, where `fd` is gone.  The file has `other`.
   void (*renumber)(File* file, int fd, int other);
   // Returns whether the file may have kLaneMark.
@@ -98,9 +101,6 @@ int ReplaceFd(int fd, int from, int flags);
 // Closes a claimed number in the kernel and in the table.  `held`: meanwhile no
 // thread finds the number on either side; look-ups wait.
 int CloseNumber(int fd, const Successor& next, bool held);
-// CloseNumber of a number that nothing follows, and that no look-up awaits.
-// Requires a critical section that is not cancelled.
-int CloseForGood(int fd);
 // `fd` is being closed and is the last number, but `file` lives on.  From now
 // on the table names it by `hidden`, a number of rcsock's own.
 void GoOnBy(int hidden, File* file);

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "lib/base/alone.h"
+#include "lib/base/direct.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/listing.h"
@@ -28,6 +29,7 @@
 #include "lib/posix/hooks/stdio.h"
 #include "lib/posix/hooks/uring.h"
 #include "lib/posix/lifecycle/process.h"
+#include "lib/posix/sharing/forks.h"
 #include "lib/posix/socket/address_reuse.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/socket/sock_plain.h"
@@ -99,8 +101,9 @@ bool WithSock(int fd, With&& with) {
 }
 
 // The rest of accept, for a new connection that rcsock may follow.
-int Accepted(int listener, int fd, const sockaddr_storage& peer,
-             socklen_t length, bool nonblock) {
+[[gnu::noinline, gnu::hot]] int Accepted(int listener, int fd,
+                                         const sockaddr_storage& peer,
+                                         socklen_t length, bool nonblock) {
   if (fd < 0) return fd;
   const int saved = errno;
   Evict(fd);
@@ -129,15 +132,16 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
 
 }  // namespace
 
-int socket(int domain, int type, int protocol) {
-  // Moved up as in epoll_create1: librdmacm keeps its connection to ibacm for
-  // good.
-  if (base::tls_internal) {
-    return base::OpenHighForParent(
-        [&] { return ::syscall(SYS_socket, domain, type, protocol); });
-  }
-  const int fd = real::socket(domain, type, protocol);
-  if (fd < 0) return fd;
+namespace {
+
+[[gnu::noinline]] int SocketOfOurs(int domain, int type, int protocol) {
+  return base::OpenHighForParent(
+      [&] { return ::syscall(SYS_socket, domain, type, protocol); });
+}
+
+// The rest of socket.  `copies`: what TableCopies said before.
+[[gnu::noinline, gnu::hot]] int Made(int fd, std::uint32_t copies, int domain,
+                                     int type, int protocol) {
   Evict(fd);
   if (domain == AF_NETLINK && !InBorrowedMemory()) AfterNetlink(protocol);
   if (!Inet(domain) || (type & 0xf) != SOCK_STREAM ||
@@ -147,9 +151,22 @@ int socket(int domain, int type, int protocol) {
   BeforeLooking();
   if (Sock* sock =
           Sock::New(stream::Role::kConnector, (type & SOCK_NONBLOCK) != 0)) {
+    sock->status_known.store(copies, std::memory_order_relaxed);
     Bind(fd, sock);
   }
   return fd;
+}
+
+}  // namespace
+
+// Has nothing to unwind, see direct::InLine.
+[[gnu::hot]] int socket(int domain, int type, int protocol) {
+  // Moved up as in epoll_create1: librdmacm keeps its connection to ibacm for
+  // good.
+  if (base::tls_internal) return SocketOfOurs(domain, type, protocol);
+  const std::uint32_t copies = TableCopies();
+  const int fd = direct::SocketInLine(domain, type, protocol);
+  return fd < 0 ? fd : Made(fd, copies, domain, type, protocol);
 }
 
 int eventfd(unsigned initial, int flags) {
@@ -194,15 +211,17 @@ int listen(int fd, int backlog) {
   return result;
 }
 
-int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
+// Has nothing to unwind, see direct::InLine.
+[[gnu::hot]] int accept4(int fd, sockaddr* address, socklen_t* length,
+                         int flags) {
   // As far as the kernel fills it.
   sockaddr_storage peer;
   peer.ss_family = AF_UNSPEC;
   socklen_t size = sizeof peer;
   int accepted;
   if (address == nullptr) {
-    accepted =
-        real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
+    accepted = direct::Accept4InLine(fd, reinterpret_cast<sockaddr*>(&peer),
+                                     &size, flags);
   } else {
     // The kernel writes the address there, or reports why it cannot.
     socklen_t capacity = 0;
@@ -210,7 +229,7 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
     if (Null(length) || !base::TryLoad(length, &capacity)) {
       return real::accept4(fd, address, length, flags);
     }
-    accepted = real::accept4(fd, address, length, flags);
+    accepted = direct::Accept4InLine(fd, address, length, flags);
     if (accepted < 0) return accepted;
     size = *length;
     if (size <= capacity && size <= sizeof peer) {
@@ -223,11 +242,11 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
   return Accepted(fd, accepted, peer, size, (flags & SOCK_NONBLOCK) != 0);
 }
 
-int accept(int fd, sockaddr* address, socklen_t* length) {
+[[gnu::hot]] int accept(int fd, sockaddr* address, socklen_t* length) {
   return hook::accept4(fd, address, length, 0);
 }
 
-int connect(int fd, const sockaddr* address, socklen_t length) {
+[[gnu::hot]] int connect(int fd, const sockaddr* address, socklen_t length) {
   Sock* sock = LookupSock(fd);
   const std::uint32_t life = sock != nullptr ? sock->calls().Life() : 0;
   // AF_UNSPEC ends a connection.  The descriptor may get another.
@@ -280,7 +299,7 @@ int shutdown(int fd, int how) {
   return sock == nullptr ? real::shutdown(fd, how) : sock->Shutdown(fd, how);
 }
 
-int close(int fd) {
+[[gnu::hot]] int close(int fd) {
   if (__builtin_expect(base::IsInternalFd(fd), 0)) {
     if (base::tls_internal) {
       base::CloseRaw(fd);

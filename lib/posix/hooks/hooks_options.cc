@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
@@ -18,10 +19,12 @@
 #include "lib/posix/fd/table.h"
 #include "lib/posix/hooks/given.h"
 #include "lib/posix/hooks/hooks.h"
+#include "lib/posix/sharing/forks.h"
 #include "lib/posix/socket/sock_answers.h"
 #include "lib/posix/socket/sock_plain.h"
 #include "lib/posix/socket/sock_settings.h"
 #include "lib/posix/sys/identity.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/sys/user_arguments.h"
 
 namespace rcsock::posix::hook {
@@ -48,9 +51,71 @@ int Put(void* to, const void* from, std::size_t length) {
   return -1;
 }
 
+// A change of a socket's status flags.  While a thread makes one, and for good
+// after two at once or one that sets more than O_NONBLOCK, the kernel alone
+// knows the flags.
+class StatusChange {
+ public:
+  explicit StatusChange(Sock* sock)
+      : sock_(sock), known_(sock->status_known.exchange(kChanging)) {
+    if (known_ == kChanging || known_ == 0) SetMore();
+  }
+  ~StatusChange() {
+    std::uint32_t changing = kChanging;
+    if (known_ != 0) {
+      sock_->status_known.compare_exchange_strong(changing, known_);
+    }
+  }
+  StatusChange(const StatusChange&) = delete;
+  StatusChange& operator=(const StatusChange&) = delete;
+  void Nonblock(bool on) { sock_->nonblock.store(on); }
+  void SetMore() {
+    known_ = 0;
+    sock_->status_known.store(0);
+  }
+
+ private:
+  static constexpr std::uint32_t kChanging = ~std::uint32_t{0};
+  Sock* const sock_;
+  std::uint32_t known_;
+};
+
+// Returns the status flags of a socket, or -1 if only the kernel knows them.
+[[gnu::hot]] int KnownStatus(int fd) {
+  File* const file = Entry(fd);
+  if (file == nullptr || file->kind != FileKind::kSock) return -1;
+  const auto* const sock = static_cast<const Sock*>(file);
+  const std::uint32_t known = sock->status_known.load();
+  const bool nonblock = sock->nonblock.load();
+  // The number may have been closed since, and a change have begun.
+  if (known == 0 || known != TableCopies() || !AllCallsSeen() ||
+      Entry(fd) != file || sock->status_known.load() != known) {
+    return -1;
+  }
+  return O_RDWR | (nonblock ? O_NONBLOCK : 0);
+}
+
+// F_SETFL.
+[[gnu::hot]] int SetStatus(int fd, long flags) {
+  const SockAt sock(fd);
+  if (!sock) return RCSOCK_REAL(fcntl)(fd, F_SETFL, flags);
+  StatusChange change(sock.get());
+  const int result = RCSOCK_REAL(fcntl)(fd, F_SETFL, flags);
+  if (result < 0) return result;
+  const int saved = errno;
+  change.Nonblock((flags & O_NONBLOCK) != 0);
+  constexpr long kMore = O_APPEND | O_ASYNC | O_DIRECT | O_NOATIME;
+  if ((flags & kMore) != 0) change.SetMore();
+  if ((flags & O_ASYNC) != 0) {
+    sock->way_back().Pin(base::Reason::kPinnedOption);
+  }
+  errno = saved;
+  return result;
+}
+
 }  // namespace
 
-int Fcntl(int fd, int command, long argument) {
+[[gnu::hot]] int Fcntl(int fd, int command, long argument) {
   if ((command == F_DUPFD || command == F_DUPFD_CLOEXEC) &&
       Entry(fd) != nullptr && !base::tls_internal && !InBorrowedMemory()) {
     const HeldNumber held(fd);
@@ -58,24 +123,16 @@ int Fcntl(int fd, int command, long argument) {
     if (copy >= 0) CopyHeld(held, copy);
     return copy;
   }
+  if (command == F_GETFL && !base::tls_internal) {
+    if (const int known = KnownStatus(fd); known >= 0) return known;
+  } else if (command == F_SETFL && !base::tls_internal) {
+    return SetStatus(fd, argument);
+  }
   const int result = RCSOCK_REAL(fcntl)(fd, command, argument);
   if (result < 0 || base::tls_internal) return result;
-  switch (command) {
-    case F_DUPFD:
-    case F_DUPFD_CLOEXEC:
-      if (Entry(fd) == nullptr && !InBorrowedMemory()) Evict(result);
-      break;
-    case F_SETFL:
-      if (const SockAt sock(fd); sock) {
-        const int saved = errno;
-        sock->nonblock.store((argument & O_NONBLOCK) != 0);
-        if (argument & O_ASYNC)
-          sock->way_back().Pin(base::Reason::kPinnedOption);
-        errno = saved;
-      }
-      break;
-    default:
-      break;
+  if ((command == F_DUPFD || command == F_DUPFD_CLOEXEC) &&
+      Entry(fd) == nullptr && !InBorrowedMemory()) {
+    Evict(result);
   }
   return result;
 }
@@ -91,6 +148,10 @@ int Ioctl(int fd, unsigned long request, void* argument) {
     }
   }
   BeforeGivingIoctl(request, argument);
+  std::optional<StatusChange> change;
+  if (sock && (request == FIONBIO || request == FIOASYNC)) {
+    change.emplace(sock.get());
+  }
   const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
   if (sock && result == 0) {
     if (request == SIOCATMARK) {
@@ -98,8 +159,9 @@ int Ioctl(int fd, unsigned long request, void* argument) {
       int* const at = static_cast<int*>(argument);
       if (*at != 0 && Answers(sock.get()).HasReadAhead()) *at = 0;
     } else if (request == FIONBIO) {
-      sock->nonblock.store(*static_cast<int*>(argument) != 0);
+      change->Nonblock(*static_cast<int*>(argument) != 0);
     } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
+      change->SetMore();
       sock->way_back().Pin(base::Reason::kPinnedOption);
     }
   }
@@ -236,8 +298,8 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
 
 }  // namespace
 
-int setsockopt(int fd, int level, int name, const void* value,
-               socklen_t length) {
+[[gnu::hot]] int setsockopt(int fd, int level, int name, const void* value,
+                            socklen_t length) {
   const SockAt sock(fd);
   if (sock && Blinds(level, name)) sock->way_back().PinByOption();
   if (sock && Keeps(&*sock, level, name, value, length)) return 0;

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 
 #include "lib/posix/fd/table.h"
 #include "lib/posix/hooks/hooks.h"
@@ -20,6 +21,7 @@
 #include "lib/posix/lifecycle/handover.h"
 #include "lib/posix/lifecycle/process.h"
 #include "lib/posix/lifecycle/shell.h"
+#include "lib/posix/sharing/forks.h"
 #include "lib/posix/socket/lookup.h"
 
 namespace rcsock::posix::hook {
@@ -71,6 +73,8 @@ int WithHandover(bool spawn, const Executed& program, char* const environment[],
                  Call&& call) {
   // The kernel refuses the call, so rcsock changes nothing for it.
   if (!Mapped(program.path, environment)) return call(environment);
+  std::optional<SpawnUnderWay> under_way;
+  if (spawn) under_way.emplace();
   Handover over(spawn, program, environment);
   int result;
   if (!over.Extends()) {

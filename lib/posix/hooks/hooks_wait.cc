@@ -23,6 +23,7 @@
 #include "lib/posix/iomux/poll.h"
 #include "lib/posix/iomux/unread_wait.h"
 #include "lib/posix/lifecycle/process.h"
+#include "lib/posix/sharing/forks.h"
 #include "lib/posix/socket/kernel_hold.h"
 #include "lib/posix/socket/lookup.h"
 #include "lib/posix/sys/identity.h"
@@ -236,12 +237,13 @@ int epoll_create1(int flags) {
   if (base::tls_internal) {
     return base::OpenHigh([&] { return ::syscall(SYS_epoll_create1, flags); });
   }
+  const std::uint32_t copies = TableCopies();
   const int fd = real::epoll_create1(flags);
   if (fd < 0) return fd;
   if (InBorrowedMemory()) return fd;
   Evict(fd);
   BeforeLooking();
-  if (EpollSet* set = EpollSet::New(fd)) Bind(fd, set);
+  if (EpollSet* set = EpollSet::New(fd, copies)) Bind(fd, set);
   return fd;
 }
 
@@ -321,19 +323,7 @@ void SeenBySet(EpollSet* set, int op, const epoll_event* event) {
 }  // namespace
 
 [[gnu::hot]] int epoll_ctl(int number, int op, int fd, epoll_event* event) {
-  EpollSet* const set = LookupSet(number);
-  File* const file = Entry(fd);
-  // A connection in a set, as ControlOnce has it.
-  if (set != nullptr && file != nullptr && file->kind == FileKind::kSock &&
-      !base::tls_internal) [[likely]] {
-    auto* const sock = static_cast<Sock*>(file);
-    if (!sock->listening.load(std::memory_order_relaxed)) [[likely]] {
-      const int result = set->Ctl(number, op, fd, sock, event);
-      if (result != EpollSet::kStale) [[likely]]
-        return result;
-    }
-  }
-  return LongControl(number, op, fd, event);
+  return EpollSet::Control(number, op, fd, event, &LongControl);
 }
 
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,

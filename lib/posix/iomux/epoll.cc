@@ -6,15 +6,19 @@
 #include <cstdint>
 #include <utility>
 
+#include "lib/base/direct.h"
 #include "lib/base/guard.h"
+#include "lib/base/internal.h"
 #include "lib/base/real.h"
 #include "lib/posix/fd/file.h"
 #include "lib/posix/fd/table.h"
+#include "lib/posix/iomux/lookup_set.h"
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/sock.h"
 #include "lib/posix/socket/sock_looks.h"
 #include "lib/posix/socket/sock_quick.h"
+#include "lib/posix/socket/sock_search.h"
 #include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/user_arguments.h"
 #include "lib/posix/thread/signals.h"
@@ -28,9 +32,59 @@ constexpr std::uint32_t kWithExclusive =
     EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP |
     static_cast<std::uint32_t>(EPOLLET) | EPOLLEXCLUSIVE;
 
+// Returns whether the call arms a registration of the kernel's with what it has
+// already, and the kernel does nothing else for it: programs with ae.c do so
+// for each connection.  If the descriptor is ready, a level-triggered
+// registration is on the kernel's ready list already, and a thread has been
+// woken for it.  With the flags below the call would arm, ring or fail.
+[[gnu::always_inline]] inline bool Repeats(int op, const Interest* found,
+                                           const epoll_event* event)
+    RC_REQUIRES(interest_latch) {
+  constexpr std::uint32_t kActs = static_cast<std::uint32_t>(EPOLLET) |
+                                  EPOLLONESHOT | EPOLLEXCLUSIVE | EPOLLWAKEUP;
+  return op == EPOLL_CTL_MOD && found != nullptr && found->in_kernel &&
+         found->Is(event->events, event->data.u64) &&
+         (event->events & kActs) == 0;
+}
+
+// Makes a new registration what a call asks for, and lists it by its stream.
+[[gnu::always_inline]] inline void Fill(Interest* interest, EpollSet* set,
+                                        int fd, Sock* sock,
+                                        const epoll_event& event)
+    RC_REQUIRES(interest_latch) {
+  interest->set = set;
+  interest->sock = sock;
+  interest->fd = fd;
+  interest->events.store(event.events, std::memory_order_relaxed);
+  interest->data.store(event.data.u64, std::memory_order_relaxed);
+  Registry::SetInKernel(interest, !sock->interests_user);
+  interest->in_user.store(false, std::memory_order_relaxed);
+  interest->was_user = false;
+  interest->spent.store(false, std::memory_order_relaxed);
+  interest->CountArming();
+  interest->edge.store(true, std::memory_order_relaxed);
+  interest->direct.store(false, std::memory_order_relaxed);
+  interest->told_by_kernel = false;
+  interest->told = 0;  // belongs to another set's waits
+  interest->next_of_sock = sock->interests;
+  sock->interests = interest;
+}
+
+// Counts a call that is spared, or could be if it were known that every call
+// comes through the hooks.  After many, the conductor finds out, or looks at
+// code that has come since.
+inline void CountRepeat() {
+  static constinit std::atomic<std::uint32_t> repeats{0};
+  constexpr std::uint32_t kMany = 1024;
+  const std::uint32_t count = repeats.load(std::memory_order_relaxed) + 1;
+  repeats.store(count, std::memory_order_relaxed);
+  if (count % kMany == 0) [[unlikely]]
+    LookAtCalls();
+}
+
 }  // namespace
 
-EpollSet* EpollSet::New(int fd) {
+EpollSet* EpollSet::New(int fd, std::uint32_t copies) {
   Interests::Install();
   signal_users.take_back_wait.store(&TakeBackWait, std::memory_order_relaxed);
   signal_users.recount_wait.store(&RecountWait, std::memory_order_relaxed);
@@ -40,6 +94,7 @@ EpollSet* EpollSet::New(int fd) {
   interest_latch.unlock();
   if (set != nullptr) {
     set->set_fd(fd);
+    set->copies_ = copies;
     set->nested_.store(false, std::memory_order_relaxed);
     set->ever_user_.store(false, std::memory_order_relaxed);
     set->outside_.store(false, std::memory_order_relaxed);
@@ -205,7 +260,6 @@ class EpollSet::CtlCall {
  private:
   void Add() RC_REQUIRES(interest_latch);
   void AddNew() RC_REQUIRES(interest_latch);
-  void Fill(Interest* interest) RC_REQUIRES(interest_latch);
   void Modify() RC_REQUIRES(interest_latch);
   void MoveToASide() RC_REQUIRES(interest_latch);
   void Arm(Interest* interest) RC_REQUIRES(interest_latch);
@@ -272,11 +326,10 @@ class EpollSet::CtlCall {
   }
   if (!engine_) result_ = real::epoll_ctl(set_->fd_, op_, fd_, event_);
   if (result_ != 0) {
-    interest->next_of_set = Registry::free_interests;
-    Registry::free_interests = interest;
+    Registry::GiveInterest(interest);
     return;
   }
-  Fill(interest);
+  Fill(interest, set_, fd_, sock_, *event_);
   ++set_->registered_;
   rest_.notify = true;
   // The stream has moved here from another set, which must not report the
@@ -297,26 +350,6 @@ class EpollSet::CtlCall {
     --set_->registered_;
     Fail(ENOMEM);
   }
-}
-
-// Makes a new registration what this call asks for, and lists it by its stream.
-[[gnu::always_inline]] inline void EpollSet::CtlCall::Fill(Interest* interest) {
-  interest->set = set_;
-  interest->sock = sock_;
-  interest->fd = fd_;
-  interest->events.store(event_->events, std::memory_order_relaxed);
-  interest->data.store(event_->data.u64, std::memory_order_relaxed);
-  Registry::SetInKernel(interest, !engine_);
-  interest->in_user.store(false, std::memory_order_relaxed);
-  interest->was_user = false;
-  interest->spent.store(false, std::memory_order_relaxed);
-  interest->CountArming();
-  interest->edge.store(true, std::memory_order_relaxed);
-  interest->direct.store(false, std::memory_order_relaxed);
-  interest->told_by_kernel = false;
-  interest->told = 0;  // belongs to another set's waits
-  interest->next_of_sock = sock_->interests;
-  sock_->interests = interest;
 }
 
 void EpollSet::CtlCall::Modify() {
@@ -376,8 +409,8 @@ void EpollSet::CtlCall::Delete() {
 }
 
 // Goes on with what QuickChange has left.  Releases the latch.
-int EpollSet::LongCtl(int op, int fd, Sock* sock, epoll_event* event,
-                      Interest* found) {
+[[gnu::hot]] int EpollSet::LongCtl(int op, int fd, Sock* sock,
+                                   epoll_event* event, Interest* found) {
   CtlCall call(this, op, fd, sock, event);
   call.Change(found);
   interest_latch.unlock();
@@ -399,7 +432,46 @@ int EpollSet::LongCtl(int op, int fd, Sock* sock, epoll_event* event,
   return op != EPOLL_CTL_ADD || !sock->ending().closed();
 }
 
-int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
+// One call for a stream that is the kernel's, with the system call in line, as
+// each connection makes it.  Returns false, and has done nothing, if there is
+// more to do, or an error to tell: the caller goes on with CtlCall.
+[[gnu::always_inline]] inline bool EpollSet::KernelChange(int op, int fd,
+                                                          Sock* sock,
+                                                          Interest* found,
+                                                          epoll_event* event,
+                                                          int* result) {
+  if (sock->interests_user) return false;
+  if (found != nullptr && found->in_kernel && !found->was_user &&
+      (op == EPOLL_CTL_MOD || op == EPOLL_CTL_DEL)) {
+    *result = direct::EpollCtlInCritical(fd_, op, fd, event);
+    if (*result != 0) return true;
+    if (op == EPOLL_CTL_MOD) {
+      Arm(found, *event);
+    } else {
+      --registered_;
+      Registry::Forget(found);
+    }
+    return true;
+  }
+  if (op != EPOLL_CTL_ADD || sock->interests.load() != nullptr ||
+      (event->events & EPOLLEXCLUSIVE) != 0) {
+    return false;
+  }
+  Interest* const interest = Registry::TakeInterest();
+  if (interest == nullptr) return false;
+  *result = direct::EpollCtlInCritical(fd_, op, fd, event);
+  if (*result == 0) {
+    Fill(interest, this, fd, sock, *event);
+    ++registered_;
+  } else {
+    Registry::GiveInterest(interest);
+  }
+  return true;
+}
+
+[[gnu::always_inline]] inline int EpollSet::CtlNow(int number, int op, int fd,
+                                                   Sock* sock,
+                                                   epoll_event* event) {
   // A copy: `event` is read while latches are held, and may go away meanwhile.
   epoll_event told;
   if (op != EPOLL_CTL_DEL) {
@@ -419,6 +491,18 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
     return kStale;
   }
   Interest* const found = Registry::Find(sock, this, fd);
+  const bool repeats = Repeats(op, found, event);
+  if (repeats && Registry::Known(this)) {
+    interest_latch.unlock();
+    CountRepeat();
+    return 0;
+  }
+  if (int result; KernelChange(op, fd, sock, found, event, &result)) {
+    interest_latch.unlock();
+    if (repeats) [[unlikely]]
+      CountRepeat();
+    return result;
+  }
   CtlRest rest;
   if (!QuickChange(op, found, event, &rest)) [[unlikely]] {
     return LongCtl(op, fd, sock, event, found);
@@ -426,6 +510,26 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
   interest_latch.unlock();
   AfterChange(rest, sock);
   return 0;
+}
+
+int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
+  return CtlNow(number, op, fd, sock, event);
+}
+
+[[gnu::hot]] int EpollSet::Control(int number, int op, int fd,
+                                   epoll_event* event, LongControl otherwise) {
+  EpollSet* const set = LookupSet(number);
+  File* const file = Entry(fd);
+  if (set != nullptr && file != nullptr && file->kind == FileKind::kSock &&
+      !base::tls_internal) [[likely]] {
+    auto* const sock = static_cast<Sock*>(file);
+    if (!sock->listening.load(std::memory_order_relaxed)) [[likely]] {
+      const int result = set->CtlNow(number, op, fd, sock, event);
+      if (result != kStale) [[likely]]
+        return result;
+    }
+  }
+  return otherwise(number, op, fd, event);
 }
 
 void EpollSet::SetNested() {

@@ -47,11 +47,10 @@ void RecountWait(const CountedWait& wait);
 class EpollSet final : public File {
  public:
   EpollSet() : File(FileKind::kEpoll) {}
-  static EpollSet* New(int fd);
+  // `copies`: what TableCopies() said before; 0: others may have the set, too.
+  static EpollSet* New(int fd, std::uint32_t copies = 0);
   void Free();
-
-  // A capacity outside these limits is an error: no program has room for more
-  // events, and a wait needs room for one event.
+  // Outside these limits a capacity is an error.
   static bool MayHold(int capacity) {
     return capacity > 0 &&
            capacity <= std::numeric_limits<int>::max() /
@@ -59,6 +58,10 @@ class EpollSet final : public File {
   }
   // `number`: the descriptor by which the caller found the set.
   int Ctl(int number, int op, int fd, Sock* sock, epoll_event* event);
+  // epoll_ctl: Ctl for a connection in a set, else `otherwise`.
+  using LongControl = int (*)(int number, int op, int fd, epoll_event* event);
+  static int Control(int number, int op, int fd, epoll_event* event,
+                     LongControl otherwise);
   // Goes on with what has begun, maybe with an edge of the bell.
   class Leave;
   int Wait(Leave* leave, epoll_event* out, int capacity,
@@ -406,6 +409,10 @@ class EpollSet final : public File {
   static bool FoundAnyway(const Interest* interest) RC_REQUIRES(interest_latch);
   static CtlRest Arm(Interest* interest, const epoll_event& event)
       RC_REQUIRES(interest_latch);
+  bool KernelChange(int op, int fd, Sock* sock, Interest* found,
+                    epoll_event* event, int* result)
+      RC_REQUIRES(interest_latch);
+  int CtlNow(int number, int op, int fd, Sock* sock, epoll_event* event);
   bool QuickChange(int op, Interest* interest, const epoll_event* event,
                    CtlRest* rest) RC_REQUIRES(interest_latch);
   void AfterChange(const CtlRest& rest, Sock* sock) RC_EXCLUDES(interest_latch);
@@ -528,6 +535,9 @@ class EpollSet final : public File {
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<std::uint32_t> once_moved_{0};  // the last move of a ONESHOT
   std::atomic<bool> nested_{false};
+  // A caller arms the set from outside, so the set may be inside another set.
+  std::atomic<bool> outside_{false};
+  std::uint32_t copies_ = 0;  // see New
   Mirror mirror_;
   KeptTimer timer_;
   std::atomic<std::uint32_t> life_{0};  // how often it has been closed
@@ -559,8 +569,6 @@ class EpollSet final : public File {
   std::uint32_t rest_from_ RC_GUARDED_BY(wait_latch_) = 0;
   bool rests_ RC_GUARDED_BY(wait_latch_) = false;
   std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look
-  // A caller arms the set from outside, so the set may be inside another set.
-  std::atomic<bool> outside_{false};
   // State from ArmOutside for DisarmOutside.
   bool armed_outside_ = false;
   bool armed_poller_ = false;

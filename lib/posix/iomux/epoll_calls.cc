@@ -159,17 +159,27 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
 }  // namespace
 
 // As WaitOn, without a mask.
+static int CountedEpoll(int fd, epoll_event* events, int capacity, int timeout,
+                        EpollSet* set);
+
+// Has nothing to unwind, see direct::InLine.
 [[gnu::noinline, gnu::hot]] int KernelEpoll(int fd, epoll_event* events,
                                             int capacity, int timeout,
                                             EpollSet* set) {
   UpdateMirrors();
-  if (base::Lone() && !set->EverUser() && set->IsAt(fd)) [[likely]] {
-    // No other thread brings a stream to a lane, or closes the set, so the wait
-    // counts itself for nobody.
-    const std::uint32_t moves = set->moves();
-    const int n = direct::epoll_wait(fd, events, capacity, timeout);
-    return n > 0 && set->EverUser() ? AfterLoneWait(set, events, n, moves) : n;
+  if (!(base::Lone() && !set->EverUser() && set->IsAt(fd))) {
+    return CountedEpoll(fd, events, capacity, timeout, set);
   }
+  // No other thread brings a stream to a lane, or closes the set, so the wait
+  // counts itself for nobody.
+  const std::uint32_t moves = set->moves();
+  const int n = direct::EpollWaitInLine(fd, events, capacity, timeout);
+  return n > 0 && set->EverUser() ? AfterLoneWait(set, events, n, moves) : n;
+}
+
+[[gnu::noinline, gnu::hot]] static int CountedEpoll(int fd, epoll_event* events,
+                                                    int capacity, int timeout,
+                                                    EpollSet* set) {
   const std::uint64_t start = timeout > 0 ? base::Ticks() : 0;
   const std::uint32_t moves = set->moves();
   EpollSet::Leave leave(set);

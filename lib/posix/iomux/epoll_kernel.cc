@@ -22,7 +22,7 @@
 
 namespace rcsock::posix {
 
-void EpollSet::CountLocal(std::uint64_t data, bool counts) {
+[[gnu::hot]] void EpollSet::CountLocal(std::uint64_t data, bool counts) {
   // The latch excludes other writers.
   constexpr auto kRelaxed = std::memory_order_relaxed;
   const int change = counts ? 1 : -1;

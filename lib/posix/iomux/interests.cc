@@ -346,7 +346,7 @@ void Interests::PeerKnown(Sock* sock) {
 // Only the latch shows that there is no registration.  The kernel may know a
 // registration, and report an event of it to another thread, before it is
 // listed here.
-void Interests::Drop(Sock* sock, int fd, int kept) {
+[[gnu::hot]] void Interests::Drop(Sock* sock, int fd, int kept) {
   Critical critical;
   Lookers lookers;
   interest_latch.lock();

@@ -47,7 +47,7 @@ constexpr FileOps kSetOps{
     .evict = &EvictSet,
     .before_close = [](File*) {},
     .close = &CloseSet,
-    .close_lone = nullptr,
+    .end = nullptr,
     .renumber = &RenumberSet,
     .on_lane = [](const File*) { return false; },
     .reveal = &Reveal,

@@ -16,8 +16,10 @@
 #include "lib/base/real.h"
 #include "lib/lane/shm/shm_poller.h"
 #include "lib/posix/iomux/epoll.h"
+#include "lib/posix/sharing/forks.h"
 #include "lib/posix/socket/interest_latch.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/bell_shares.h"
 
 namespace rcsock::posix {
@@ -86,6 +88,11 @@ struct Registry {
     Interest* interest = free_interests;
     free_interests = interest->next_of_set;
     return interest;
+  }
+
+  static void GiveInterest(Interest* interest) RC_REQUIRES(interest_latch) {
+    interest->next_of_set = free_interests;
+    free_interests = interest;
   }
 
   // Finds a dormant registration, too.
@@ -171,6 +178,10 @@ struct Registry {
     const std::uint64_t old = interest->data.load(std::memory_order_relaxed);
     interest->data.store(data, std::memory_order_release);
     if (!interest->counted) return;
+    if (data == old) {
+      if (set->HasUser()) set->LocalNews();
+      return;
+    }
     set->CountLocal(data, true);
     set->CountLocal(old, false);
   }
@@ -270,8 +281,7 @@ struct Registry {
 
   static void Forget(Interest* interest) RC_REQUIRES(interest_latch) {
     Unlist(interest);
-    interest->next_of_set = free_interests;
-    free_interests = interest;
+    GiveInterest(interest);
   }
 
   // Forgets the registration, but keeps its memory.
@@ -381,6 +391,15 @@ struct Registry {
     return !set->nested_.load(std::memory_order_relaxed) &&
            !set->outside_.load(std::memory_order_relaxed) &&
            !set->mirror_.wanted.load() && set->mirror_.fd.load() < 0;
+  }
+
+  // Returns whether the kernel has exactly the registrations that are listed
+  // here.  So it is if no other process has the set, and no call for it comes
+  // past the hooks.
+  static bool Known(const EpollSet* set) RC_REQUIRES(interest_latch) {
+    return set->copies_ == TableCopies() && set->copies_ != 0 &&
+           !set->nested_.load(std::memory_order_relaxed) &&
+           !set->outside_.load(std::memory_order_relaxed) && AllCallsSeen();
   }
 
   static Interest* Members(EpollSet* set) RC_REQUIRES(interest_latch) {

@@ -56,6 +56,7 @@ void Passing::Before(const msghdr* message) {
   EachPassed(message, [this](int fd) {
     const std::uint32_t index = count_++;
     if (const SockAt sock(fd); sock) {
+      sock->status_known.store(0);
       if (!asked_ && fd_ >= 0) {
         to_ = UnixPeer(fd_);
         tag_ = Notes::Tag();

@@ -61,6 +61,8 @@ struct Shared {
   // The conductor's look that is under way.
   std::unique_ptr<CodeLook> look RC_GUARDED_BY(latch);
   Socks waiting RC_GUARDED_BY(line_latch);
+  // A look is wanted, though no stream waits for it.
+  bool wanted RC_GUARDED_BY(line_latch) = false;
   // The conductor that takes a turn, or whose next turn will come.  A conductor
   // that has been stopped has dropped the turn.
   Conductor* posted RC_GUARDED_BY(line_latch) = nullptr;
@@ -74,11 +76,18 @@ Shared& The() {
 
 bool NeverAnyMore() { return verdict.state() == State::kMayUseStreams; }
 
+// Called behind each change of the verdict.
+void Publish() RC_REQUIRES(latch) {
+  SetAllCallsSeen(OwnFace() == Face::kPreload &&
+                  verdict.state() == State::kNone);
+}
+
 // Condemns a program whose code cannot be examined: nothing is certain of that
 // program.
 void CannotTell() RC_REQUIRES(latch) {
   RCSOCK_LOG(1, "no lanes: the program's code cannot be examined");
   verdict.Condemn();
+  Publish();
 }
 void CannotTellUnlatched() RC_EXCLUDES(latch) {
   const Critical critical;
@@ -91,6 +100,7 @@ void Judge(const CodeLook& look) RC_REQUIRES(latch) {
   if (!look.culprit().empty()) {
     RCSOCK_LOG(1, "no lanes: %s", look.culprit().c_str());
     verdict.Condemn();
+    Publish();
   } else if (look.missed()) {
     CannotTell();
   } else {
@@ -105,6 +115,7 @@ void TakeWaiting(Socks* waiting) RC_EXCLUDES(line_latch) {
   Shared& shared = The();
   const base::LatchGuard lock(line_latch);
   shared.posted = nullptr;
+  shared.wanted = false;
   waiting->swap(shared.waiting);
   waiting_count.store(0, std::memory_order_relaxed);
 }
@@ -127,6 +138,7 @@ bool Conclude(const CodeLook& look) RC_REQUIRES(latch) {
   const std::uint64_t now = base::NowNs();
   const std::uint64_t took = now - look.began_ns();
   if (!verdict.Acquit(look.ticket(), now, LoaderIsAtWork())) return false;
+  Publish();
   next_ns.store(now + std::max(kApartNs, kShare * took),
                 std::memory_order_relaxed);
   return true;
@@ -236,6 +248,20 @@ bool MayAdopt() {
   return OwnFace() != Face::kPreload || verdict.state() == State::kNone;
 }
 
+void LookAtCalls(Conductor* conductor) {
+  const State state = verdict.state();
+  if (OwnFace() != Face::kPreload || state == State::kMayUseStreams ||
+      (state == State::kNone &&
+       base::NowNs() < next_ns.load(std::memory_order_relaxed))) {
+    return;
+  }
+  Shared& shared = The();
+  const base::LatchGuard lock(line_latch);
+  shared.wanted = true;
+  if (conductor == nullptr || shared.posted == conductor) return;
+  if (conductor->Post(&Turn)) shared.posted = conductor;
+}
+
 Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
   const State state =
       OwnFace() == Face::kPreload ? verdict.state() : State::kNone;
@@ -267,7 +293,10 @@ void Started(Conductor* conductor, base::Reason why) {
   if (conductor != nullptr) {
     Shared& shared = The();
     const base::LatchGuard lock(line_latch);
-    if (shared.waiting.empty() || shared.posted == conductor) return;
+    if ((shared.waiting.empty() && !shared.wanted) ||
+        shared.posted == conductor) {
+      return;
+    }
     if (conductor->Post(&Turn)) {
       shared.posted = conductor;
       return;
@@ -331,6 +360,7 @@ void BeforeUnseenOpen() {
     const Critical critical;
     const base::LatchGuard lock(latch);
     verdict.UnseenOpen(base::NowNs());
+    Publish();
   }
   // A stream begins its search or sets its mode, and then asks for the verdict.
   // Here the verdict changes before the streams are asked.  So one of the two
@@ -359,6 +389,7 @@ void ForkUnlock(bool child) {
     // references anew, so it does not give back the references of these
     // pointers.
     new (&shared.waiting) Socks;
+    shared.wanted = false;
     waiting_count.store(0, std::memory_order_relaxed);
     shared.posted = nullptr;
     shared.look.reset();

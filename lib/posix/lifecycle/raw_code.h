@@ -27,6 +27,9 @@ void Started(rendezvous::Conductor* conductor, base::Reason why);
 // Returns true if a stream that has looked for its peer may go on to a lane: no
 // unseen open has come since MaySeek.  Takes no latch.
 bool MayAdopt();
+// Has the conductor look, as MaySeek does for a stream.  Without a conductor
+// Started does so.
+void LookAtCalls(rendezvous::Conductor* conductor);
 // Drops that reference: the stream has given up the search.
 void Forget(const Sock* sock);
 

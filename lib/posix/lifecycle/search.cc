@@ -17,6 +17,9 @@ class Gate final : public SeekGate {
   }
   bool MayAdopt() override { return raw_code::MayAdopt(); }
   void Forget(const Sock* sock) override { raw_code::Forget(sock); }
+  void LookAtCalls(rendezvous::Conductor* conductor) override {
+    raw_code::LookAtCalls(conductor);
+  }
   void Began(rendezvous::Conductor* conductor) override {
     WatchLastThread(conductor);
   }

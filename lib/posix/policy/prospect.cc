@@ -107,8 +107,9 @@ constinit std::atomic<std::uint32_t> trials[kPlaces];
 
 }  // namespace
 
-std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
-                                  stream::Role role) {
+[[gnu::hot]] std::uint16_t Prospect::ServiceAt(const sockaddr* address,
+                                               socklen_t length,
+                                               stream::Role role) {
   std::uint64_t hash = role == stream::Role::kConnector ? 1 : 2;
   // By words: each connect() comes here.
   const auto mix = [&hash](std::uint64_t word) {
@@ -148,7 +149,7 @@ std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
   return Promise::kUnknown;
 }
 
-Prospect::Promise Prospect::Of(std::uint16_t service) {
+[[gnu::hot]] Prospect::Promise Prospect::Of(std::uint16_t service) {
   const View view = Unpack(places[service].load(std::memory_order_relaxed));
   if (service == 0 || view.count < kFewest) return Promise::kUnknown;
   if (view.mean < kLittleBits * 256) return Promise::kLittle;
@@ -228,8 +229,8 @@ bool Prospect::MayLeaveStarved(std::uint16_t service, std::uint64_t now_ns) {
   return place.compare_exchange_strong(trial, now, std::memory_order_relaxed);
 }
 
-void Prospect::Learn(std::uint16_t service, std::uint64_t bytes,
-                     std::uint64_t calls, bool promoted) {
+[[gnu::hot]] void Prospect::Learn(std::uint16_t service, std::uint64_t bytes,
+                                  std::uint64_t calls, bool promoted) {
   if (service == 0) return;
   std::atomic<std::uint32_t>& place = places[service];
   View view = Unpack(place.load(std::memory_order_relaxed));

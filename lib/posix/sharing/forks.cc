@@ -6,15 +6,18 @@
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
+#include "lib/base/start_data.h"
 #include "lib/posix/thread/signals.h"
 
 namespace rcsock::posix {
 namespace {
 
-constinit std::atomic<int> forks_under_way{0};
 constinit thread_local int tls_forks_under_way = 0;
 
 }  // namespace
+
+RCSOCK_START_DATA constinit std::atomic<int> forks_under_way{0};
+RCSOCK_START_DATA constinit std::atomic<int> spawns_under_way{0};
 
 void BeginFork() {
   // Forks that handlers have jumped out of are over.
@@ -24,6 +27,7 @@ void BeginFork() {
   }
   ++tls_forks_under_way;
   forks_under_way.fetch_add(1);
+  CountTableCopy();
   // TryAdopt sets the mode of a stream, fences, and asks whether a fork is
   // under way.  The forking thread counts its fork, fences, and then asks for
   // the modes.  One of the two sees the other.
@@ -35,8 +39,6 @@ void EndFork() {
   --tls_forks_under_way;
   forks_under_way.fetch_sub(1);
 }
-
-bool Forking() { return forks_under_way.load(std::memory_order_seq_cst) != 0; }
 
 void AwaitForks(std::uint64_t deadline_ns) {
   // A handler has interrupted this thread's forks, and is not to return.
@@ -56,6 +58,14 @@ void ForksForkChild() {
   // A handler of this thread may have interrupted a fork of this thread, and
   // forked too.
   forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
+  spawns_under_way.store(0, std::memory_order_relaxed);
 }
+
+SpawnUnderWay::SpawnUnderWay() {
+  spawns_under_way.fetch_add(1);
+  CountTableCopy();
+}
+
+SpawnUnderWay::~SpawnUnderWay() { spawns_under_way.fetch_sub(1); }
 
 }  // namespace rcsock::posix

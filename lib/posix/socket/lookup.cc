@@ -33,7 +33,7 @@ constinit std::atomic<BeforeStandard> before_standard{&PinStandard};
 
 Sock* AsSock(File* file) { return static_cast<Sock*>(file); }
 
-void NumberSock(File* file, int fd, bool first) {
+[[gnu::hot]] void NumberSock(File* file, int fd, bool first) {
   Sock& sock = static_cast<Sock&>(*file);
   if (first) sock.anchor().SetNumber(fd);
   if (static_cast<unsigned>(fd) <= 2) before_standard.load()(&sock);
@@ -56,7 +56,7 @@ void EvictSock(File* file, int fd, bool claimed) {
 
 // Children that have copies of the stream get it on TCP.  The wait is here,
 // where no signal is put off.
-void BeforeLastClose(File* file) {
+[[gnu::hot]] void BeforeLastClose(File* file) {
   if (file->kind != FileKind::kSock || file->fds.load() != 1) return;
   Sock* const sock = AsSock(file);
   if (!sock->claim().SharesLane() || !sock->TryRef()) return;
@@ -66,7 +66,8 @@ void BeforeLastClose(File* file) {
 
 // The stream is kept until its number is out of the table, even if all its
 // other numbers are closed before.
-int CloseSock(File* file, bool last, int fd, const Successor& next) {
+[[gnu::hot]] int CloseSock(File* file, bool last, int fd,
+                           const Successor& next) {
   Sock* const sock = AsSock(file);
   if (last) return sock->ending().CloseLast(fd, next);
   sock->Ref();
@@ -83,8 +84,15 @@ int CloseSock(File* file, bool last, int fd, const Successor& next) {
   return result;
 }
 
-bool CloseLoneSock(File* file, int fd, int* result) {
-  return AsSock(file)->ending().CloseLone(fd, result);
+[[gnu::hot]] bool EndSock(File* file, int fd, bool lone) {
+  Sock* const sock = AsSock(file);
+  if (lone) return sock->ending().EndLone(fd);
+  if (!sock->ending().EndOnTcp()) return false;
+  // The object goes to the pool before the kernel's close, but behind its entry
+  // (I-LIFE-1).
+  ClearEntry(fd);
+  sock->Unref();
+  return true;
 }
 
 void RenumberSock(File* file, int fd, int other) {
@@ -97,7 +105,7 @@ constexpr FileOps kSockOps{
     .evict = &EvictSock,
     .before_close = &BeforeLastClose,
     .close = &CloseSock,
-    .close_lone = &CloseLoneSock,
+    .end = &EndSock,
     .renumber = &RenumberSock,
     .on_lane =
         [](const File* file) {
@@ -108,7 +116,7 @@ constexpr FileOps kSockOps{
 
 }  // namespace
 
-void Bind(int fd, Sock* sock) { Bind(fd, sock, kSockOps); }
+[[gnu::hot]] void Bind(int fd, Sock* sock) { Bind(fd, sock, kSockOps); }
 
 [[gnu::cold]] void SetBeforeStandard(BeforeStandard call) {
   before_standard.store(call);

@@ -34,7 +34,7 @@ bool Registrations::InUser(const Sock* sock) {
   return sock->interests_user;
 }
 
-Registrations& Registrations::Get() {
+[[gnu::hot]] Registrations& Registrations::Get() {
   return *installed.load(std::memory_order_acquire);
 }
 [[gnu::cold]] void Registrations::Set(Registrations* registrations) {

@@ -18,6 +18,7 @@ SeekGate::Answer SeekGate::MaySeek(const std::shared_ptr<Sock>&,
 }
 bool SeekGate::MayAdopt() { return false; }
 void SeekGate::Forget(const Sock*) {}
+void SeekGate::LookAtCalls(rendezvous::Conductor*) {}
 void SeekGate::Began(rendezvous::Conductor*) {}
 void SeekGate::Started(rendezvous::Conductor*, base::Reason) {}
 

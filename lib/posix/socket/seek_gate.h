@@ -37,6 +37,9 @@ class SeekGate {
   virtual bool MayAdopt();
   // Drops the reference of kLater: the stream has given the search up.
   virtual void Forget(const Sock* sock);
+  // Finds out what AllCallsSeen (sys/pinned.h) returns later.  Without a
+  // conductor it does so with Started.
+  virtual void LookAtCalls(rendezvous::Conductor* conductor);
   // Called when a conductor has begun.
   virtual void Began(rendezvous::Conductor* conductor);
   // The start for which streams have waited is over.  Null: there is no

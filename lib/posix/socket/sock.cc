@@ -187,7 +187,7 @@ Sock::Sock() : SockLayout(this) {
 }
 #pragma GCC diagnostic pop
 
-Sock* Sock::New(stream::Role role, bool is_nonblock) {
+[[gnu::hot]] Sock* Sock::New(stream::Role role, bool is_nonblock) {
   Sock* sock = SockPool::Take();
   if (sock == nullptr) return nullptr;
   sock->Reset();
@@ -200,7 +200,7 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
 
 // The counts of sleeping threads stay: each thread takes back its own, maybe
 // late.
-void Sock::Reset() {
+[[gnu::hot]] void Sock::Reset() {
   tx_latch.AssertUnshared();
   rx_latch.AssertUnshared();
   const bool engaged = remote_.sought_ns() != 0 || tally_.inherited();
@@ -217,11 +217,12 @@ void Sock::Reset() {
 }
 
 // Resets what the program and the rules have set.
-void Sock::ResetSettings() {
+[[gnu::hot]] void Sock::ResetSettings() {
   interest_latch.AssertUnshared();
   interests_user = false;
   interests_stay = base::Reason::kNone;
   listening.store(false, std::memory_order_relaxed);
+  status_known.store(0, std::memory_order_relaxed);
   rcv_timeout_ns.store(0, std::memory_order_relaxed);
   snd_timeout_ns.store(0, std::memory_order_relaxed);
   ancillary_.Reset();
@@ -233,7 +234,7 @@ void Sock::ResetSettings() {
 }
 
 // Resets the way to a lane and back, and what calls on TCP are counted for.
-void Sock::ResetPath() {
+[[gnu::hot]] void Sock::ResetPath() {
   mode_.Write(tx_latch, rx_latch)
       .store(Mode::kPlain, std::memory_order_relaxed);
   lane_state_.Reset();
@@ -262,7 +263,7 @@ void Sock::ResetEngine() {
   leave_uncounted_ = false;
 }
 
-void Sock::ResetLife() {
+[[gnu::hot]] void Sock::ResetLife() {
   anchor_.Reset();
   watch_.Reset();
   left_.Reset();
@@ -271,7 +272,7 @@ void Sock::ResetLife() {
 }
 
 // Resets what this process and others know of each other.
-void Sock::ResetSharing() {
+[[gnu::hot]] void Sock::ResetSharing() {
   holders_.Reset();
   claim_.Reset();
   copy_.Reset();
@@ -290,7 +291,7 @@ bool Sock::TryRef() {
   return false;
 }
 
-void Sock::Unref() {
+[[gnu::hot]] void Sock::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (!EndsOnTcp()) EndLast();
   SockPool::Give(this);
@@ -298,7 +299,7 @@ void Sock::Unref() {
 
 // A stream that has never looked for a lane has nothing of the engine's, and
 // none that another process knows.
-bool Sock::EndsLone(int number) const {
+[[gnu::hot]] bool Sock::EndsLone(int number) const {
   using State = LaneState::State;
   constexpr auto kRelaxed = std::memory_order_relaxed;
   const State state = lane_state_.state();
@@ -319,13 +320,13 @@ bool Sock::EndsLone(int number) const {
   return ends;
 }
 
-void Sock::GiveLone() {
+[[gnu::hot]] void Sock::GiveLone() {
   fds.store(0, std::memory_order_relaxed);
   refs_.store(0, std::memory_order_relaxed);
   SockPool::GiveLone(this);
 }
 
-bool Sock::EndsOnTcp() const {
+[[gnu::hot]] bool Sock::EndsOnTcp() const {
   return tally_.accounted() && mode() == Mode::kPlain && stream_ == nullptr &&
          notice_.link() == nullptr && !zero_copy_.Any() &&
          copy_.state() == UnusedCopy::State::kNo;

@@ -236,7 +236,7 @@ class Sock final : public SockLayout {
   // end: the stream has been on TCP alone, and is accounted for.
   bool EndsOnTcp() const;
   void EndLast();
-  // Of a stream that Ending::CloseLone ends.  EndsLone returns whether it may:
+  // Of a stream that Ending::EndLone ends.  EndsLone returns whether it may:
   // `number` is all that names the stream, nothing is left to end, and no call
   // is inside.  GiveLone gives the object to the pool.
   bool EndsLone(int number) const;

@@ -84,7 +84,7 @@ int TcpAnchor::Borrow() {
 }
 
 // A system call takes hardly any time, unless its thread has lost its CPU.
-void TcpAnchor::AwaitBorrowers() const {
+[[gnu::hot]] void TcpAnchor::AwaitBorrowers() const {
   constexpr std::uint64_t kMostNs = 100'000'000;
   if (borrowers_.load(std::memory_order_seq_cst) == 0) return;
   const std::uint64_t deadline = base::NowNs() + kMostNs;

@@ -76,7 +76,7 @@ void ClaimKeeper::Unhide(Holding* all) const {
 }
 
 // A child that waits for the stream is counted as a holder already.
-bool ClaimKeeper::SharesLane() const {
+[[gnu::hot]] bool ClaimKeeper::SharesLane() const {
   if (sock_->mode() != Mode::kEngine) return false;
   const Holding* all = sock_->holders().Find();
   return all != nullptr && all->OfSeveral();

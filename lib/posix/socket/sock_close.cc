@@ -111,12 +111,18 @@ struct Ending::Closing {
   int over = -1;  // a number whose close is to be a reset
 };
 
-int Ending::CloseLast(int number, const Successor& next) {
+[[gnu::hot]] int Ending::CloseLast(int number, const Successor& next) {
   Critical critical;
   const bool engine = sock_->mode() == Mode::kEngine;
   if (!engine) {
     SetClosed();
-    if (int result; CloseOnTcp(number, next, &result)) return result;
+    if (EndOnTcp()) {
+      const int result = CloseNumber(number, next, false);
+      const int saved = errno;
+      sock_->Unref();
+      errno = saved;
+      return result;
+    }
   }
   const base::NoCancel no_cancel;
   if (engine) {
@@ -127,7 +133,7 @@ int Ending::CloseLast(int number, const Successor& next) {
   return CloseInFull(number, next);
 }
 
-void Ending::SetClosed() {
+[[gnu::hot]] void Ending::SetClosed() {
   closed_.store(true, std::memory_order_seq_cst);
   sock_->lane_state()
       .StepFrom<LaneState::Event::kHalt, LaneState::State::kIdle>();
@@ -187,8 +193,9 @@ int Ending::CloseInFull(int number, const Successor& next) {
 // A search of another thread may begin, or be given up, until both latches are
 // held.  Then the stream ends the long way.  So it does on the conductor's
 // thread, which does not wait, as the kernel's close may.
-bool Ending::CloseOnTcp(int number, const Successor& next, int* result) {
-  const base::NoCancelInCritical no_cancel;
+[[gnu::hot]] bool Ending::EndOnTcp() {
+  if (sock_->mode() == Mode::kEngine) return false;
+  SetClosed();
   if (const Conductor* const conductor = Conductor::IfRunning();
       !OnTcpAlone() || (conductor != nullptr && conductor->OnThread())) {
     return false;
@@ -208,29 +215,24 @@ bool Ending::CloseOnTcp(int number, const Successor& next, int* result) {
     sock_->tally().AccountLatched();
     sock_->anchor().SetNumber(-1);
   }
-  *result =
-      next.from < 0 ? CloseForGood(number) : CloseNumber(number, next, false);
-  const int saved = errno;
-  sock_->Unref();
-  errno = saved;
   return true;
 }
 
 // What other threads could still do with the stream, or know of it, needs no
 // look here, nor do the latches.
-bool Ending::CloseLone(int number, int* result) {
+[[gnu::hot]] bool Ending::EndLone(int number) {
   if (!sock_->EndsLone(number)) return false;
   if (sock_->interests.load(std::memory_order_relaxed) != nullptr) {
     Registrations::Get().Drop(sock_, -1, -1);
   }
   sock_->tally().AccountLone();
   sock_->anchor().SetNumber(-1);
-  *result = CloseForGood(number);
+  ClearEntry(number);
   sock_->GiveLone();
   return true;
 }
 
-bool Ending::OnTcpAlone() const {
+[[gnu::hot]] bool Ending::OnTcpAlone() const {
   using State = LaneState::State;
   const State state = sock_->lane_state().state();
   return (state == State::kOff || state == State::kNever) &&

@@ -36,11 +36,15 @@ class Ending {
   // with errno.  Takes the descriptors' reference.  Requires that `fds` has
   // become 0.  It waits for the peer only where SO_LINGER asks for that.
   int CloseLast(int number, const Successor& next);
-  // As CloseLast, for the only number of a stream that has been on TCP alone.
-  // Stores what close returns.  Requires base::Lone() and a critical section,
-  // and that no thread has claimed the number.  Returns false, and has done
-  // nothing, if the stream ends in another way.
-  bool CloseLone(int number, int* result);
+  // CloseLast but for the kernel's close and the descriptors' reference, for a
+  // stream that has been on TCP, looks for no lane, and is this process's
+  // alone, as most that are short.  Returns false if the stream ends in another
+  // way: then CloseLast ends it.  Requires a critical section.
+  bool EndOnTcp();
+  // As EndOnTcp, if `fds` is still 1, and no thread has claimed `number`.  Then
+  // it takes the reference, too, and clears the entry.  Requires base::Lone().
+  // If it returns false, it has done nothing.
+  bool EndLone(int number);
   // Takes the number from a stream that has other numbers.  If fd() was that
   // number, the stream goes on by another one.  May pin a stream that has
   // registrations by that number.  Requires that `fds` no longer counts the
@@ -95,13 +99,10 @@ class Ending {
   // latches of the stream.  EndsNothing returns whether another process holds
   // the connection, and this end owes nothing: then this close ends nothing.
   bool EndCalls(int number, bool sought, rendezvous::Conductor* conductor);
-  // The end of a stream that is on TCP, looks for no lane, and is this
-  // process's alone, as most that are short.  Returns false if OnTcpAlone does:
-  // then CloseInFull ends the stream, as any other.  Both require that the
-  // stream is marked as closed.
-  bool CloseOnTcp(int number, const Successor& next, int* result);
+  // Ends a stream for which EndOnTcp has returned false, as any other.
   int CloseInFull(int number, const Successor& next);
   void SetClosed();
+  // Requires that the stream is marked as closed.
   bool OnTcpAlone() const;
   bool EndsNothing() const;
   void CloseShared(Closing& closing);

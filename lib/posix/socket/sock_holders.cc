@@ -83,12 +83,12 @@ void Holders::Mark() {
   sock_->claim().Give();
 }
 
-bool Holders::Sole() const {
+[[gnu::hot]] bool Holders::Sole() const {
   // The child of a fork under way is not counted before the end of the fork.
   return !Forking() && SoleBeforeFork();
 }
 
-bool Holders::SoleBeforeFork() const {
+[[gnu::hot]] bool Holders::SoleBeforeFork() const {
   if (given_away()) return false;
   const Holding* const all = number() < 0 ? nullptr : Find();
   return (all == nullptr || all->AloneIs(sock_->claim().made_copies())) &&
@@ -122,7 +122,7 @@ void Holders::TellGivenAway(Holding* all) const {
   if (given_away()) all->count.fetch_or(Holding::kMarks);
 }
 
-void Holders::Leave() {
+[[gnu::hot]] void Holders::Leave() {
   latches_.AssertHeld();
   Holding* const all = number() < 0 ? nullptr : Find();
   if (all == nullptr) return;

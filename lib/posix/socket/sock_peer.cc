@@ -58,7 +58,8 @@ void PeerFacts::ForkLock() { hosts_latch.LockForFork(); }
 
 void PeerFacts::ForkUnlock(bool child) { hosts_latch.UnlockAfterFork(child); }
 
-void PeerFacts::Set(int fd, const sockaddr* address, socklen_t length) {
+[[gnu::hot]] void PeerFacts::Set(int fd, const sockaddr* address,
+                                 socklen_t length) {
   // A length below the family's is that of an unnamed or foreign address.
   if (address == nullptr || length < sizeof(sockaddr_in) ||
       (address->sa_family != AF_INET &&
@@ -118,7 +119,7 @@ bool PeerFacts::SeeksRdma() const {
          !(MayMeetFar() && !(terms_.rdma && rendezvous::RdmaPossible()));
 }
 
-void PeerFacts::Reset() {
+[[gnu::hot]] void PeerFacts::Reset() {
   terms_ = base::GetConfig().terms;
   service_.store(0, std::memory_order_relaxed);
   local_.store(false, std::memory_order_relaxed);

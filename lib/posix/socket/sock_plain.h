@@ -73,7 +73,7 @@ class Sock::InKernel {
 // number is closed meanwhile.  It belongs to one thread.
 class SockAt {
  public:
-  explicit SockAt(int fd) {
+  [[gnu::hot]] explicit SockAt(int fd) {
     while ((sock_ = LookupSock(fd)) != nullptr) {
       in_.emplace(sock_);
       // Before all threads saw the mark, the object may have become another

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "lib/base/alone.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
@@ -95,9 +96,31 @@ void AnswerWaiting(Conductor* conductor, Reason why) {
 
 }  // namespace
 
+void LookAtCalls() {
+  if (base::Lone() || InHandler() || !SeekGate::IsSet() ||
+      ProcessPinned() != Reason::kNone) {
+    return;
+  }
+  const int saved = errno;
+  const Critical critical;
+  Reason why = Reason::kNone;
+  Conductor* const conductor =
+      rendezvous::GetAside(&why, {&Introduce, &AnswerWaiting});
+  if (conductor != nullptr || why == Reason::kPending) {
+    if (conductor != nullptr) Introduce(conductor);
+    SeekGate::Get().LookAtCalls(conductor);
+    // The start may have been over before the gate knew of the wish.
+    if (conductor == nullptr && !rendezvous::StartsAside() &&
+        Conductor::IfRunning() != nullptr) {
+      AnswerWaiting(Conductor::IfRunning(), Reason::kNone);
+    }
+  }
+  errno = saved;
+}
+
 // --- When
 
-void LaneSearch::AtFirst() {
+[[gnu::hot]] void LaneSearch::AtFirst() {
   const base::Terms& terms = sock_->peer().terms();
   at_call_.store(terms.promote_ops, std::memory_order_relaxed);
   at_bytes_.store(terms.promote_bytes, std::memory_order_relaxed);
@@ -130,7 +153,8 @@ void LaneSearch::AfterLeaving(std::uint32_t demotions) {
   }
 }
 
-void LaneSearch::AtNextPoint(std::uint32_t calls, std::uint64_t bytes) {
+[[gnu::hot]] void LaneSearch::AtNextPoint(std::uint32_t calls,
+                                          std::uint64_t bytes) {
   const base::Terms& terms = sock_->peer().terms();
   at_call_.store(static_cast<std::uint32_t>(std::min<std::uint64_t>(
                      NextPoint(terms.promote_ops, calls), ~std::uint32_t{0})),
@@ -141,7 +165,7 @@ void LaneSearch::AtNextPoint(std::uint32_t calls, std::uint64_t bytes) {
 
 // A program that asks for a lane by hand, or for one to another host, is not
 // second-guessed.
-void LaneSearch::Foresee() {
+[[gnu::hot]] void LaneSearch::Foresee() {
   const base::Config& config = base::GetConfig();
   const base::Terms& terms = sock_->peer().terms();
   if (sock_->control().policy() != ProgramControl::Policy::kAuto ||
@@ -206,7 +230,7 @@ void LaneSearch::NeverLeavesTcp(Reason reason) {
   sock_->lane_state().Step(LaneState::Event::kForbid);
 }
 
-void LaneSearch::Allow() {
+[[gnu::hot]] void LaneSearch::Allow() {
   PeerFacts& peer = sock_->peer();
   peer.SetConnected();
   if (sock_->lane_state().Never()) return;
@@ -287,7 +311,7 @@ void LaneSearch::BeginAfterCall() {
   errno = saved;
 }
 
-void LaneSearch::BeginIfWorth() {
+[[gnu::hot]] void LaneSearch::BeginIfWorth() {
   if (sock_->lane_state().AtOnce()) [[unlikely]]
     BeginAfterCall();
 }
@@ -416,7 +440,7 @@ void LaneSearch::EndLatched() {
   sock_->lane_state().Step(LaneState::Event::kGiveUp);
 }
 
-void LaneSearch::Reset() {
+[[gnu::hot]] void LaneSearch::Reset() {
   AtFirst();
   pace_ns_.store(kPaceKnown, std::memory_order_relaxed);
   attempts_.store(0, std::memory_order_relaxed);

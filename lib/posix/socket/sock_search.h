@@ -118,6 +118,12 @@ class LaneSearch {
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
 };
 
+// Has the conductor find out whether every call comes through the hooks
+// (AllCallsSeen), for a thread that could spare calls then.  Keeps
+// errno.  Does nothing in a program of one thread: a conductor would cost it
+// more than the calls do (I-LONE-1).
+void LookAtCalls();
+
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_SOCKET_SOCK_SEARCH_H_

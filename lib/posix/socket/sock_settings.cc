@@ -88,7 +88,7 @@ void Settings::Learn(int number) {
       is_on(SOL_SOCKET, SO_TIMESTAMP) || is_on(SOL_SOCKET, SO_TIMESTAMPNS));
 }
 
-void Settings::Inherit(Sock* listener) {
+[[gnu::hot]] void Settings::Inherit(Sock* listener) {
   sock_->peer().Inherit(listener->peer());
   constexpr auto kRelaxed = std::memory_order_relaxed;
   sock_->rcv_timeout_ns.store(listener->rcv_timeout_ns.load(kRelaxed),

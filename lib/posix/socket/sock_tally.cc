@@ -38,7 +38,7 @@ void Tally::Account() {
 // As Add and Learn.  Most streams are short, so this asks for nothing that a
 // stream has only behind a search.
 template <bool kLone>
-void Tally::AddOnTcp() const {
+[[gnu::hot]] void Tally::AddOnTcp() const {
   latches_.AssertUnshared();  // the callers have seen to that
   if (sock_->listening.load(std::memory_order_relaxed)) return;
   const PlainCalls& calls = sock_->calls();
@@ -64,14 +64,14 @@ void Tally::AddOnTcp() const {
   Prospect::Learn(sock_->peer().service(), tx + rx, calls.count(), false);
 }
 
-void Tally::AccountLone() {
+[[gnu::hot]] void Tally::AccountLone() {
   latches_.AssertUnshared();
   if (accounted_) return;  // AtExit has
   accounted_ = true;
   AddOnTcp<true>();
 }
 
-void Tally::AccountLatched() {
+[[gnu::hot]] void Tally::AccountLatched() {
   AssertLatched(sock_);
   latches_.AssertHeld();
   if (accounted_) return;

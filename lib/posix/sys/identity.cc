@@ -19,7 +19,12 @@ RCSOCK_START_DATA constinit std::atomic<long> own_pid{0};
 RCSOCK_START_DATA constinit std::atomic<Face> own_face{Face::kPreload};
 RCSOCK_START_DATA constinit std::atomic<int> lendings{0};
 
-void LendMemory() { lendings.fetch_add(1, std::memory_order_relaxed); }
+RCSOCK_START_DATA constinit std::atomic<std::uint32_t> table_copies{1};
+
+void LendMemory() {
+  lendings.fetch_add(1, std::memory_order_relaxed);
+  CountTableCopy();
+}
 void TakeMemoryBack() { lendings.fetch_sub(1, std::memory_order_relaxed); }
 void LendMemoryForGood() {
   lendings.fetch_or(kForGood, std::memory_order_relaxed);

@@ -40,6 +40,11 @@ void TakeMemoryBack();
 // From now on there may be such a child at any time.
 void LendMemoryForGood();
 
+// How often another process has been given a copy of the descriptors, plus 1.
+// Every function that makes such a process counts it before it is there.
+extern constinit std::atomic<std::uint32_t> table_copies;
+inline void CountTableCopy() { table_copies.fetch_add(1); }
+
 // The slow part of InBorrowedMemory.
 [[gnu::cold]] bool IsAnotherProcess();
 // Returns true in a child that borrows the parent's memory.  What the child

@@ -110,7 +110,7 @@ bool CallIn(const void* stream) {
   return false;
 }
 
-bool MayBeIn(const void* stream) {
+[[gnu::hot]] bool MayBeIn(const void* stream) {
   const ThreadCalls* const own = tls_calls;
   for (const ThreadCalls* calls = all.load(std::memory_order_seq_cst);
        calls != nullptr; calls = calls->next) {
