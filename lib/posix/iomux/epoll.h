@@ -50,7 +50,6 @@ class EpollSet final : public File {
   // `copies`: what TableCopies() said before; 0: others may have the set, too.
   static EpollSet* New(int fd, std::uint32_t copies = 0);
   void Free();
-  // Outside these limits a capacity is an error.
   static bool MayHold(int capacity) {
     return capacity > 0 &&
            capacity <= std::numeric_limits<int>::max() /
@@ -58,7 +57,6 @@ class EpollSet final : public File {
   }
   // `number`: the descriptor by which the caller found the set.
   int Ctl(int number, int op, int fd, Sock* sock, epoll_event* event);
-  // epoll_ctl: Ctl for a connection in a set, else `otherwise`.
   using LongControl = int (*)(int number, int op, int fd, epoll_event* event);
   static int Control(int number, int op, int fd, epoll_event* event,
                      LongControl otherwise);
@@ -485,9 +483,7 @@ class EpollSet final : public File {
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr,
                  int* ahead = nullptr);
-
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
-
   // The fields that each wait looks at stand together.
   std::atomic<int> fd_{-1};
   std::atomic<int> user_count_{0};
