@@ -179,6 +179,27 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
   return true;
 }
 
+namespace {
+
+// A direct stream that has something to report.
+struct Pending {
+  std::uint64_t came;  // 0: its sender knows
+  int turn;
+  int at;      // in direct_
+  bool again;  // reported before, in the wait `told`
+  std::uint32_t told;
+
+  bool operator<(const Pending& other) const {
+    if (again != other.again) return other.again;
+    if (again && told != other.told) {
+      return static_cast<std::int32_t>(other.told - told) > 0;  // it wraps
+    }
+    return came != other.came ? came < other.came : turn < other.turn;
+  }
+};
+
+}  // namespace
+
 // TellDirect for the first report after a sleep.  Several streams may have
 // received something meanwhile.  They are reported by time of arrival, as in
 // the kernel: a peer writes to one connection and then to another, and a server
@@ -192,13 +213,6 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
 // If only some of them find room, the next wait goes on behind these.  A stream
 // that has been reported, and still has something, comes behind the rest.
 int EpollSet::TellInOrder(epoll_event* out, int capacity) {
-  struct Pending {
-    std::uint64_t came;  // 0: its sender knows
-    int turn;
-    int at;  // in direct_
-    bool again;
-    std::uint32_t told;
-  };
   Pending all[kMostDirect];
   std::uint64_t seen = 0;
   static_assert(kMostDirect <= 64);
@@ -227,11 +241,7 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
       if (came == 0) came = direct_[all[p].at].lane->Came();
       if (came < slept_since_ || came > now) came = now;
     }
-    std::sort(all, all + count, [](const Pending& a, const Pending& b) {
-      if (a.again != b.again) return b.again;
-      if (a.again && a.told != b.told) return After(b.told, a.told);
-      return a.came != b.came ? a.came < b.came : a.turn < b.turn;
-    });
+    std::sort(all, all + count);
   }
   direct_next_ = 0;
   int filled = 0;

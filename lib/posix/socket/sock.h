@@ -146,11 +146,6 @@ class Sock final : public SockLayout {
   // Wakes the threads that wait for room if `tx`, or else for input.  Requires
   // either latch.
   void Wake(bool tx);
-  // The part of Wake for threads that wait for this stream alone.
-  void WakeThreads(bool tx);
-  // Makes an edge for each registration that asks for what the stream itself,
-  // without the kernel's queue, has: input (`rx`), room (`tx`), its end.
-  void TellLatched(bool rx, bool tx) RC_REQUIRES(tx_latch, rx_latch);
   // Acts on what a poller has found for the stream: control messages, a dead
   // lane.
   void OnCompletion() RC_EXCLUDES(interest_latch);
@@ -176,6 +171,12 @@ class Sock final : public SockLayout {
   friend class Looks;
   friend class Placement;
   friend class SendGate;
+
+  // The part of Wake for threads that wait for this stream alone.
+  void WakeThreads(bool tx);
+  // Makes an edge for each registration that asks for what the stream itself,
+  // without the kernel's queue, has: input (`rx`), room (`tx`), its end.
+  void TellLatched(bool rx, bool tx) RC_REQUIRES(tx_latch, rx_latch);
 
   // --- rendezvous::Seeker, AnchorWatcher
   // lib/rendezvous/rendezvous.h says what these do.  The conductor calls them,
