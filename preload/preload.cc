@@ -141,6 +141,14 @@ RCSOCK_EXPORT int fcntl64(int fd, int command, ...) {
   BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument));
 }
 
+RCSOCK_EXPORT int __fcntl(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  const long argument = va_arg(arguments, long);
+  va_end(arguments);
+  BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument));
+}
+
 RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   va_list arguments;
   va_start(arguments, request);

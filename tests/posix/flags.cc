@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -344,5 +346,41 @@ Case changed_by_a_child(
       ::close(listener);
       Barrier();
     });
+
+// An option may make a socket ready, and wake nobody.  Then a MOD that changes
+// nothing finds that.  By then rcsock has read the program's code, and leaves
+// out such calls where they are of no use.
+Case told_by_mod(
+    "told_by_mod",
+    [](int fd) {
+      Barrier();
+      CHECK_THAT(::send(fd, "!", 1, MSG_OOB) == 1);
+      Barrier();
+    },
+    [](int fd) {
+      std::thread([] {}).join();
+      const int set = NewSet();
+      epoll_event event{};
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      for (int burst = 0; burst < 5; ++burst) {
+        for (int i = 0; i < 1100; ++i) Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN);
+        ::usleep(100'000);
+      }
+      Barrier();
+      AwaitPoll(fd, POLLPRI, POLLPRI);
+      Result("before", ::epoll_wait(set, &event, 1, 0));
+      const int one = 1;
+      CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof one) ==
+                 0);
+      Result("MOD", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
+      Result("behind", ::epoll_wait(set, &event, 1, 1000));
+      Barrier();
+      // libc sets O_APPEND by itself.
+      const int other = ::socket(AF_INET, SOCK_STREAM, 0);
+      std::FILE* const file = ::fdopen(other, "a");
+      LogFlags(other);
+      std::fclose(file);
+    },
+    {.warm = false});
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Waits in an epoll set until a time, which messages interrupt: they end at
 // that time, and tell of nothing but the program's own descriptors.
 #include <poll.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -217,6 +218,44 @@ Case forked(
       asker.Tell("told");
       asker.Cycles(20);
       asker.Tell("told behind");
+    },
+    kSeconds);
+
+// Somebody else looks at the set again and again, and never sleeps long.
+void Look(int set, int ms) {
+  epoll_event event;
+  CHECK_THAT(::epoll_wait(set, &event, 1, ms) >= 0);
+}
+
+Case thread_looks(
+    "beside_a_thread_that_looks", Answer,
+    [](int fd) {
+      Asker asker(fd);
+      asker.Cycles(20);
+      std::atomic<bool> over{false};
+      std::thread other([&] {
+        while (!over) Look(asker.set(), 0);
+      });
+      asker.Cycles(100);
+      over = true;
+      other.join();
+      asker.Tell("told");
+    },
+    kSeconds);
+
+Case child_looks(
+    "beside_a_child_that_looks", Answer,
+    [](int fd) {
+      Asker asker(fd);
+      asker.Cycles(20);
+      const pid_t child = ::fork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) ::close(fd);
+      while (child == 0) Look(asker.set(), 1);
+      asker.Cycles(100);
+      CHECK_THAT(::kill(child, SIGKILL) == 0);
+      LogChild(child);
+      asker.Tell("told");
     },
     kSeconds);
 

@@ -206,7 +206,10 @@ int bind(int fd, const sockaddr* address, socklen_t length) {
 int listen(int fd, int backlog) {
   const int result = real::listen(fd, backlog);
   if (result == 0) {
-    if (const SockAt sock(fd); sock) sock->peer().SetListening(fd);
+    if (const SockAt sock(fd); sock) {
+      sock->status_known.store(0);  // its registrations are the kernel's alone
+      sock->peer().SetListening(fd);
+    }
   }
   return result;
 }

@@ -296,11 +296,40 @@ void AfterSocketOption(Sock* sock, int name, int number, const void* value,
   }
 }
 
+// Whether an option changes nothing that a socket is ready for.  Some do, and
+// wake nobody (SO_OOBINLINE, SO_RCVBUF): the next EPOLL_CTL_MOD finds that.
+bool IsHarmless(int level, int name) {
+  if (level == IPPROTO_TCP) {
+    switch (name) {
+      case TCP_NODELAY:
+      case TCP_QUICKACK:
+      case TCP_KEEPIDLE:
+      case TCP_KEEPINTVL:
+      case TCP_KEEPCNT:
+      case TCP_USER_TIMEOUT:
+        return true;
+      default:
+        return false;
+    }
+  }
+  if (level != SOL_SOCKET) return false;
+  switch (name) {
+    case SO_REUSEADDR:
+    case SO_REUSEPORT:
+    case SO_KEEPALIVE:
+    case SO_LINGER:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 [[gnu::hot]] int setsockopt(int fd, int level, int name, const void* value,
                             socklen_t length) {
   const SockAt sock(fd);
+  if (sock && !IsHarmless(level, name)) sock->status_known.store(0);
   if (sock && Blinds(level, name)) sock->way_back().PinByOption();
   if (sock && Keeps(&*sock, level, name, value, length)) return 0;
   const int result = real::setsockopt(fd, level, name, value, length);

@@ -207,7 +207,10 @@ long Close(long number, Arguments a) {
 long PidfdGetfd(long number, Arguments a) {
   const long fd = Kernel(number, a);
   const int saved = errno;
-  if (fd >= 0) Taken(Fd(fd));
+  if (fd >= 0) {
+    CountTableCopy();  // it may be of this process, and of any kind
+    Taken(Fd(fd));
+  }
   errno = saved;
   return fd;
 }

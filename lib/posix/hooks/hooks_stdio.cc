@@ -55,6 +55,8 @@ FILE* freopen64(const char* path, const char* mode, FILE* file) {
 }
 
 FILE* fdopen(int fd, const char* mode) {
+  // libc may set O_APPEND.
+  if (const SockAt sock(fd); sock) sock->status_known.store(0);
   if (LookupSock(fd) != nullptr && !FollowsFileOf(mode)) BeforeStdio(fd);
   return real::fdopen(fd, mode);
 }

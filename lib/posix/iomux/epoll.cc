@@ -95,6 +95,7 @@ EpollSet* EpollSet::New(int fd, std::uint32_t copies) {
   if (set != nullptr) {
     set->set_fd(fd);
     set->copies_ = copies;
+    set->timer_.Close();  // a child of fork has refused it
     set->nested_.store(false, std::memory_order_relaxed);
     set->ever_user_.store(false, std::memory_order_relaxed);
     set->outside_.store(false, std::memory_order_relaxed);
@@ -492,7 +493,8 @@ void EpollSet::CtlCall::Delete() {
   }
   Interest* const found = Registry::Find(sock, this, fd);
   const bool repeats = Repeats(op, found, event);
-  if (repeats && Registry::Known(this)) {
+  if (repeats && Registry::Known(this) &&
+      sock->status_known.load(std::memory_order_relaxed) == copies_) {
     interest_latch.unlock();
     CountRepeat();
     return 0;

@@ -456,6 +456,10 @@ class EpollSet::WaitCall::Armed {
     const int n = set->KernelWait(
         call_->out_, call_->capacity_, part.ns + (timed ? base::kNapNs : 0),
         call_->limits_.mask(), &call_->leave_->unlooked, &ahead_);
+    // Another thread, or a child of fork, looks here too, and has taken the
+    // timer's edge.  It would do so again.
+    if (timed && n == 0) [[unlikely]]
+      set->timer_.Refuse();
     return timed && n == kOnlyBell && !call_->leave_->unlooked &&
                    call_->limits_.Left() == 0
                ? 0

@@ -133,7 +133,7 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
 // that this thread no longer finds there.  Input that comes later the conductor
 // reports (Sock::Moved).  Room is reported to those only who have looked for
 // it.  All others sleep on: hundreds of streams may move at once.
-bool IsToLook(const Interest* interest) {
+bool IsToLook(const Interest* interest) RC_REQUIRES(interest_latch) {
   if (Registry::AsksRoom(interest)) return true;
   constexpr std::uint32_t kPolls =
       EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLRDNORM | EPOLLRDBAND;

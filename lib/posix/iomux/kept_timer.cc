@@ -8,41 +8,66 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 
 #include "lib/base/critical.h"
 #include "lib/base/real.h"
 #include "lib/base/spin_budget.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/sys/identity.h"
 
 namespace rcsock::posix {
 
-// A filter of system calls that does not know a call may end the process.  A
-// thread with less slack, or with none since it is a real-time thread, wants
-// its time-outs more exact than the timer is.
-bool KeptTimer::Open(int set_fd) {
-  const int policy = ::sched_getscheduler(0);
-  if (::prctl(PR_GET_SECCOMP) != 0 ||
-      ::prctl(PR_GET_TIMERSLACK) < static_cast<int>(kSlackNs) ||
-      policy == SCHED_FIFO || policy == SCHED_RR) {
-    return false;
+namespace {
+
+// A real-time thread, which has no slack, or one with less of it, wants its
+// time-outs more exact than the timer is.
+bool HasSlack(std::uint64_t ns) {
+  return ::prctl(PR_GET_TIMERSLACK) >= static_cast<int>(ns);
+}
+bool IsRealTime() {
+  switch (::sched_getscheduler(0) & ~SCHED_RESET_ON_FORK) {
+    case SCHED_FIFO:
+    case SCHED_RR:
+    case 6:  // SCHED_DEADLINE
+      return true;
+    default:
+      return false;
   }
-  fd_ = base::OpenHighForParent([] {
-    return ::syscall(SYS_timerfd_create, CLOCK_MONOTONIC,
-                     TFD_CLOEXEC | TFD_NONBLOCK);
+}
+
+}  // namespace
+
+// A filter of system calls that does not know a call may end the process.  The
+// timer can be done without, so it takes no number of the program's.
+bool KeptTimer::Open(int set_fd) {
+  if (::prctl(PR_GET_SECCOMP) != 0 || IsRealTime()) return false;
+  int low = -1;
+  fd_ = base::OpenHighForParent([&low] {
+    low = static_cast<int>(::syscall(SYS_timerfd_create, CLOCK_MONOTONIC,
+                                     TFD_CLOEXEC | TFD_NONBLOCK));
+    return low;
   });
   if (fd_ < 0) return false;
   // The data is an address that no program can know.
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
   event.data.ptr = this;
-  if (real::epoll_ctl(set_fd, EPOLL_CTL_ADD, fd_, &event) == 0) return true;
+  if (fd_ != low && real::epoll_ctl(set_fd, EPOLL_CTL_ADD, fd_, &event) == 0) {
+    return true;
+  }
   CloseLatched();
   return false;
 }
 
 // This undoes an expiry that no wait has seen yet.
 bool KeptTimer::Arm() {
+  if (!HasSlack(kSlackNs)) {
+    refused_ = true;
+    CloseLatched();
+    return false;
+  }
   constexpr std::uint64_t kSecond = 1'000'000'000;
   const itimerspec at{{},
                       {static_cast<time_t>(at_ns_ / kSecond),
@@ -74,6 +99,7 @@ bool KeptTimer::Ends(const std::atomic<int>& set_fd,
                      std::uint64_t deadline_ns) {
   const base::Critical critical;
   if (!latch_.try_lock()) return false;
+  const int saved = errno;
   bool ends = EndsLatched(deadline_ns);
   if (ends && fd_ < 0) {
     // The first time.  The set keeps its number while its latch is held.
@@ -82,19 +108,27 @@ bool KeptTimer::Ends(const std::atomic<int>& set_fd,
     latch_.lock();
     // -1: the set has just been closed.
     const int number = set_fd.load(std::memory_order_relaxed);
-    if (fd_ < 0 && !refused_ && number >= 0) refused_ = !Open(number);
+    if (fd_ < 0 && !refused_ && number >= 0 && !InBorrowedMemory()) {
+      refused_ = !Open(number);
+    }
     ends = fd_ >= 0;
     if (ends) used_.store(true, std::memory_order_seq_cst);
     interest_latch.unlock();
   }
   ends = ends && (armed_ || Arm());
   latch_.unlock();
+  errno = saved;
   return ends;
 }
 
-// The file has no other number, so this takes it out of the kernel's set.
+// The file has no other number, so this takes it out of the kernel's set.  Only
+// a child that has yet to execute its program may have it for a moment.
 void KeptTimer::CloseLatched() {
-  if (fd_ >= 0) base::CloseRaw(fd_);
+  if (fd_ >= 0) {
+    const itimerspec never{};
+    ::syscall(SYS_timerfd_settime, fd_, 0, &never, nullptr);
+    base::CloseRaw(fd_);
+  }
   fd_ = -1;
   armed_ = false;
   used_.store(false, std::memory_order_seq_cst);

@@ -117,8 +117,9 @@ class alignas(64) SockLayout : public File,
 
   // --- Set by the hooks
   std::atomic<bool> listening{false};
-  // If not 0, the status flags of the open file are O_RDWR and `nonblock`, for
-  // as long as TableCopies says this.
+  // If not 0, for as long as TableCopies says this: the status flags of the
+  // open file are O_RDWR and `nonblock`, and no option has changed what the
+  // socket is ready for.
   std::atomic<std::uint32_t> status_known{0};
   std::atomic<std::uint64_t> rcv_timeout_ns{0};  // SO_RCVTIMEO; 0: none
   std::atomic<std::uint64_t> snd_timeout_ns{0};

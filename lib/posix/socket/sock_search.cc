@@ -20,6 +20,7 @@
 #include "lib/posix/socket/seek_gate.h"
 #include "lib/posix/socket/snapshot.h"
 #include "lib/posix/socket/sock.h"
+#include "lib/posix/sys/identity.h"
 #include "lib/posix/sys/pinned.h"
 #include "lib/posix/thread/bell_shares.h"
 #include "lib/posix/thread/signals.h"
@@ -97,8 +98,11 @@ void AnswerWaiting(Conductor* conductor, Reason why) {
 }  // namespace
 
 void LookAtCalls() {
+  // A program that is to have no lane gets no conductor either.
+  const base::Terms& terms = base::GetConfig().terms;
   if (base::Lone() || InHandler() || !SeekGate::IsSet() ||
-      ProcessPinned() != Reason::kNone) {
+      ProcessPinned() != Reason::kNone || InBorrowedMemory() ||
+      (!terms.shm && !terms.rdma)) {
     return;
   }
   const int saved = errno;
