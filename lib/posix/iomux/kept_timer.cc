@@ -63,7 +63,9 @@ bool KeptTimer::Open(int set_fd) {
 
 // This undoes an expiry that no wait has seen yet.
 bool KeptTimer::Arm() {
-  if (!HasSlack(kSlackNs)) {
+  // The thread may have changed its slack since.
+  constexpr std::uint32_t kAskEach = 64;
+  if (arms_++ % kAskEach == 0 && !HasSlack(kSlackNs)) {
     refused_ = true;
     CloseLatched();
     return false;
@@ -84,6 +86,7 @@ bool KeptTimer::EndsLatched(std::uint64_t deadline_ns) {
     refused_ = thread_ != nullptr && ++threads_ > kMostThreads;
     thread_ = &base::tls_spin;
     score_ = 0;
+    arms_ = 0;
   }
   if (at_ns_ - deadline_ns <= kSlackNs) {
     score_ = std::min(score_ + kGain, kMost);

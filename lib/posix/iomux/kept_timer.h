@@ -74,6 +74,7 @@ class KeptTimer {
   bool refused_ RC_GUARDED_BY(latch_) = false;
   bool armed_ RC_GUARDED_BY(latch_) = false;
   int score_ RC_GUARDED_BY(latch_) = 0;
+  std::uint32_t arms_ RC_GUARDED_BY(latch_) = 0;
   int threads_ RC_GUARDED_BY(latch_) = 0;               // changes of thread_
   const void* thread_ RC_GUARDED_BY(latch_) = nullptr;  // the last sleeper
   std::uint64_t at_ns_ RC_GUARDED_BY(latch_) =
