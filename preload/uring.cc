@@ -244,7 +244,8 @@ RCSOCK_EXPORT int __io_uring_get_cqe(Ring* ring, void** done, unsigned submit,
                                      unsigned wait, sigset_t* signals) {
   NEXT(int, __io_uring_get_cqe, Ring*, void**, unsigned, unsigned, sigset_t*);
   if (submit > 0) {
-    const uring::LibSubmission seen(ring);
+    uring::LibSubmission seen(ring);
+    if (wait > 0) seen.WaitsToo();
     return Call(next, ring, done, submit, wait, signals);
   }
   return InParts(ring, false, wait, nullptr, signals, [&](void*) {

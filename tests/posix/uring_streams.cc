@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -395,6 +396,57 @@ Case cancelled("ring_cancelled", Sends(16), WithRing([](Ring& ring, int fd) {
                  Barrier();
                }));
 
+// A call that submits the cancelling request, and waits for both.
+Case cancel_waits("ring_cancel_and_wait", Sends(16),
+                  WithRing([](Ring& ring, int fd) {
+                    char text[16];
+                    for (unsigned i = 0; i < 3; ++i) {
+                      ring.Recv(1, fd, text, 16);
+                      ring.Submit();
+                      ring.Cancel(2, 1);
+                      Returned("submit",
+                               ::io_uring_submit_and_wait(ring.get(), 2));
+                      ring.Reap(2);
+                    }
+                    Barrier();
+                    RecvAll(fd, text, 16);
+                    Log("%d", IsPattern(1, 0, text, 16));
+                    Barrier();
+                  }));
+Case cancel_enters("ring_cancel_and_enter", Sends(16), [](int fd) {
+  io_uring_params params{};
+  const int number = ::io_uring_setup(8, &params);
+  if (number < 0) {
+    std::fprintf(stderr, "SKIPPED: io_uring is not to be had here: %s\n",
+                 ErrorName(-number));
+    std::exit(0);
+  }
+  io_uring ring;
+  CHECK_THAT(::io_uring_queue_mmap(number, &params, &ring) == 0);
+  for (unsigned i = 0; i < params.sq_entries; ++i) ring.sq.array[i] = i;
+  const auto enter = [&](unsigned wait) {
+    ring.sq.sqe_head = ring.sq.sqe_tail;
+    io_uring_smp_store_release(ring.sq.ktail, ring.sq.sqe_tail);
+    Result("enter", ::syscall(SYS_io_uring_enter, number, 1, wait,
+                              IORING_ENTER_GETEVENTS, nullptr, 0));
+  };
+  char text[16];
+  io_uring_sqe* sqe = ::io_uring_get_sqe(&ring);
+  ::io_uring_prep_recv(sqe, fd, text, 16, 0);
+  sqe->user_data = 1;
+  enter(0);
+  sqe = ::io_uring_get_sqe(&ring);
+  ::io_uring_prep_cancel64(sqe, 1, 0);
+  sqe->user_data = 2;
+  enter(2);
+  Log("%u", ::io_uring_cq_ready(&ring));
+  ::io_uring_queue_exit(&ring);
+  Barrier();
+  RecvAll(fd, text, 16);
+  Log("%d", IsPattern(1, 0, text, 16));
+  Barrier();
+});
+
 // --- Links
 
 Case linked("ring_linked", EchoAll, WithRing([](Ring& ring, int fd) {
@@ -424,6 +476,70 @@ Case linked("ring_linked", EchoAll, WithRing([](Ring& ring, int fd) {
               ring.Submit();
               ring.Reap(3);
             }));
+
+// The kernel does the later links only when the thread asks it for completions.
+Case linked_deferred(
+    "ring_linked_deferred", EchoAll,
+    WithRing(
+        [](Ring& ring, int fd) {
+          char text[16] = "linked";
+          char back[48];
+          for (int i = 0; i < 5; ++i) {
+            for (unsigned k = 1; k < 4; ++k) {
+              ring.Send(k, fd, text, 16, 0, IOSQE_IO_LINK);
+            }
+            ring.Recv(4, fd, back, 48, MSG_WAITALL);
+            ring.Submit();
+            ::usleep(20'000);  // the answers come
+            ring.Reap(4);
+          }
+        },
+        3u << 12));  // IORING_SETUP_SINGLE_ISSUER, IORING_SETUP_DEFER_TASKRUN
+
+// What is behind a linked request that cancels, or that counts what it has
+// cancelled.
+Case linked_cancel("ring_linked_cancel", EchoAll,
+                   WithRing([](Ring& ring, int fd) {
+                     char text[64] = "behind a cancelling request";
+                     char back[64];
+                     for (const int how : {0, 1}) {  // IORING_ASYNC_CANCEL_ALL
+                       for (int i = 0; i <= how; ++i)
+                         ring.Recv(1, fd, back, 64);
+                       ring.Submit();
+                       io_uring_sqe* sqe = ring.Next(2, IOSQE_IO_LINK);
+                       ::io_uring_prep_cancel64(sqe, 1, how);
+                       ring.Is(sqe);
+                       ring.Send(3, fd, text, 64);
+                       ::io_uring_submit(ring.get());
+                       Returned("cancel", ring.Wait(2));
+                       for (int i = 0; i <= how; ++i)
+                         Returned("cancelled", ring.Wait(1));
+                       Returned("send", ring.Wait(3));
+                       RecvAll(fd, back, 64);
+                       CHECK_THAT(std::memcmp(text, back, 64) == 0);
+                     }
+                   }));
+
+// A call that submits a chain and waits for all of it, as the library itself
+// does in some of its waits.
+Case linked_get("ring_linked_get_cqe", EchoAll,
+                WithRing([](Ring& ring, int fd) {
+                  char text[16] = "linked";
+                  char back[16] = {};
+                  io_uring_sq& sq = ring.get()->sq;
+                  for (int i = 0; i < 20; ++i) {
+                    ring.Send(1, fd, text, 16, 0, IOSQE_IO_LINK);
+                    ring.Recv(2, fd, back, 16);
+                    io_uring_smp_store_release(sq.ktail, sq.sqe_tail);
+                    io_uring_cqe* cqe = nullptr;
+                    CHECK_THAT(::__io_uring_get_cqe(ring.get(), &cqe, 2, 2,
+                                                    nullptr) >= 0);
+                    sq.sqe_head = sq.sqe_tail;
+                    CHECK_THAT(::io_uring_cq_ready(ring.get()) == 2);
+                    CHECK_THAT(ring.Wait(1) == 16 && ring.Wait(2) == 16);
+                  }
+                  Log("%s", back);
+                }));
 
 Case timed("ring_link_timeout", Sends(16), WithRing([](Ring& ring, int fd) {
              char text[16];

@@ -346,6 +346,7 @@ bool Batch::See(const io_uring_sqe& request, io_uring_sqe* at) {
     }
   }
   linked_ = (request.flags & (IOSQE_IO_LINK | IOSQE_IO_HARDLINK)) != 0;
+  links += linked_ ? 1 : 0;
   if ((request.flags & IOSQE_IO_DRAIN) != 0) drained = true;
   return remade;
 }

@@ -86,6 +86,8 @@ class LibSubmission {
 
   const Ring* ring_ = nullptr;  // null: nothing is to be restored
   bool holds_behind_ = false;   // see Batch
+  unsigned deferred_ = 0;       // links that the kernel puts off
+  bool taken_ = false;          // Taken has been called
   unsigned head_ = 0;
   unsigned tail_ = 0;
 };
@@ -161,6 +163,8 @@ class Submission {
   unsigned turn_ = 0;
   bool remade_ = false;
   bool holds_behind_ = false;  // see Batch
+  unsigned deferred_ = 0;      // links that the kernel puts off
+  bool taken_ = false;         // Taken has been called
   int fd_;
 
   bool TakeTurn();

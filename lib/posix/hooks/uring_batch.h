@@ -9,6 +9,7 @@ namespace rcsock::posix::uring {
 constexpr unsigned kIoPoll = 1u << 0;
 constexpr unsigned kSqPoll = 1u << 1;
 constexpr unsigned kSqe128 = 1u << 10;
+constexpr unsigned kDeferTaskRun = 1u << 13;
 constexpr unsigned kNoMmap = 1u << 14;
 constexpr unsigned kRegisteredFdOnly = 1u << 15;
 constexpr unsigned kNoSqArray = 1u << 16;
@@ -40,6 +41,7 @@ class Batch {
   bool patient = false;
   // A request behind a link is held until Submitted.
   bool holds_behind = false;
+  unsigned links = 0;  // requests that have another one behind a link
 
  private:
   enum class Seen : std::uint8_t {

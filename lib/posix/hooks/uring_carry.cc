@@ -87,10 +87,11 @@ const Abilities& Able() {
 // `*at` is done.  The kernel completes it with `result`, or rcsock does.
 //
 // `chained`: it is before or behind a link, so the kernel completes it in its
-// turn.  The completion then lacks `flags`, which only say that more follows.
+// turn, if it can.  The completion then lacks `flags`, which only say that more
+// follows.
 void Finish(const io_uring_sqe& request, int ring, int result,
             std::uint32_t flags, bool chained, io_uring_sqe* at) {
-  if (chained || (flags == 0 && (Able().inject || result == 0))) {
+  if ((chained || flags == 0) && (Able().inject || result == 0)) {
     Replace(request, result, false, at);
     return;
   }
@@ -223,7 +224,7 @@ Batch::Seen Batch::CarryOut(const io_uring_sqe& request, io_uring_sqe* at) {
   if (chain_failed_) return Seen::kNotBegun;
   const bool linked = (request.flags & kLinks) != 0;
   if (cancels) return Cancel(request, at);
-  if (linked && !Able().inject) return Seen::kKernels;
+  if ((linked || linked_) && !Able().inject) return Seen::kKernels;
   if (patient && !linked && !Holds(carries_)) LookAWhile(what);
   const bool quiet = (request.flags & IOSQE_CQE_SKIP_SUCCESS) != 0;
   const Verdict verdict =

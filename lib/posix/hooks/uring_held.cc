@@ -124,8 +124,9 @@ void Unhold(HeldRing* ring, Held** at, Closing* closing)
 // later ones that move bytes in its direction.
 void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
     RC_REQUIRES(held_latch) {
-  bool reads_wait = false;
-  bool writes_wait = false;
+  // EPOLLIN and EPOLLOUT.
+  std::uint32_t waits = 0;
+  std::uint32_t rests = 0;  // ... for a request that does not go on yet
   bool left = false;
   for (Held** at = ring->BucketOf(fd); *at != nullptr;) {
     Held* const held = *at;
@@ -134,9 +135,10 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
       at = &held->next;
       continue;
     }
-    bool& waits = Reads(request) ? reads_wait : writes_wait;
-    if (held->behind) {  // Submitted arms the stream
-      if (!IsPoll(request)) waits = true;
+    const std::uint32_t way = IsPoll(request) ? 0 : Awaits(request);
+    if (held->behind != nullptr) {  // GoOn arms the stream
+      waits |= way;
+      rests |= way;
       at = &held->next;
       continue;
     }
@@ -144,12 +146,12 @@ void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
     std::uint32_t flags = 0;
     if (Lookup(fd) != held->sock || held->sock->calls().Life() != held->life) {
       result = -EBADF;  // closed past rcsock
-    } else if (IsPoll(request) || !waits) {
+    } else if ((waits & way) == 0) {
       result = Attempt(&request, &flags);
     }
     if (result == -EAGAIN) {
-      if (!IsPoll(request)) waits = true;
-      left = true;
+      waits |= way;
+      left |= (rests & way) == 0;
       at = &held->next;
       continue;
     }
@@ -204,7 +206,7 @@ bool Hold(HeldRing* ring, const Held& what) RC_REQUIRES(held_latch) {
   *at = held;
   ring->count.fetch_add(1, std::memory_order_relaxed);
   if (Arm(ring, what.request.fd)) {
-    ring->any_behind |= what.behind;
+    if (what.behind != nullptr) ring->any_behind = true;
     ring->turns.fetch_add(1, std::memory_order_relaxed);
     WakeHelper(ring);
     return true;
@@ -224,6 +226,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
     return End(request);
   }
   const int saved = errno;
+  const void* const submitter = behind ? &tls_signals : nullptr;
   Verdict verdict;
   Closing closing;
   Posts posts(ring_fd);
@@ -245,7 +248,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
       } else if (may_hold && !InHandler() &&
                  Hold(FindOrMake(ring_fd), {.request = request,
                                             .quiet = quiet,
-                                            .behind = behind,
+                                            .behind = submitter,
                                             .sock = sock,
                                             .life = sock->calls().Life(),
                                             .data = data})) {
@@ -261,8 +264,10 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
   return verdict;
 }
 
-void Submitted(int ring_fd) {
+void Submitted(int ring_fd, unsigned deferred) {
   const int saved = errno;
+  // Each call does one link.
+  for (; deferred > 0; --deferred) Flush(ring_fd);
   const Guard guard;
   if (HeldRing* const ring = Find(ring_fd)) GoOn(ring);
   errno = saved;
@@ -281,6 +286,8 @@ int CancelHeld(int ring_fd, const Match& match) {
         continue;
       }
       Unhold(ring, at, nullptr);
+      // What has waited for it alone was not armed.
+      if (held->behind != nullptr) Arm(ring, held->request.fd);
       Held** last = &ring->cancelled;
       while (*last != nullptr) last = &(*last)->next;
       held->next = nullptr;
@@ -347,7 +354,8 @@ bool Holds(int ring_fd) {
   if (rings_held.load(std::memory_order_relaxed) == 0) return false;
   const Guard guard;
   HeldRing* const ring = Find(ring_fd);
-  return ring != nullptr && ring->count.load() > 0;
+  return ring != nullptr &&
+         (ring->count.load() > 0 || ring->cancelled != nullptr);
 }
 
 int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
@@ -375,13 +383,13 @@ Serving::Serving(int fd) {
   const Guard guard;
   HeldRing* const ring = Find(fd);
   if (ring == nullptr || ring->count.load() == 0) return;
+  // A handler may have jumped out of a submission of this thread's.
+  GoOn(ring);
   const void* other = nullptr;
   if (!ring->server.compare_exchange_strong(other, self) && other != self) {
     return;
   }
   ring->turns.fetch_add(1, std::memory_order_relaxed);
-  // A handler may have jumped out of a submission.
-  GoOn(ring);
   ring_ = ring;
   set_ = ring->set;
   serial_ = ring->serial;

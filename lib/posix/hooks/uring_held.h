@@ -41,8 +41,9 @@ struct Verdict {
 // link.  If it is held, it goes on with Submitted.
 Verdict Carry(int ring, Request request, std::uint64_t data, bool quiet,
               bool may_hold, bool behind);
-// The kernel has taken what Carry was called for.
-void Submitted(int ring);
+// The kernel has taken what this thread has called Carry for.  `deferred`: how
+// many links it puts off until the thread asks for completions.
+void Submitted(int ring, unsigned deferred);
 
 // What a request asks to cancel.
 struct Match {
@@ -62,7 +63,7 @@ void PostCancelled(int ring);
 // poll is held.
 bool UpdatePoll(int ring, const io_uring_sqe& request);
 
-// Whether `ring` has held requests.
+// Whether `ring` has held requests, or cancelled ones that are not posted yet.
 bool Holds(int ring);
 
 // --- Waiting (uring_wait.cc)

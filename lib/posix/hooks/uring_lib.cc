@@ -112,11 +112,14 @@ LibSubmission::LibSubmission(const Ring* ring, bool submits, bool waits) {
     if (batch.See(request, there)) ring_ = ring;
   }
   holds_behind_ = batch.holds_behind;
+  deferred_ = (ring->flags & kDeferTaskRun) != 0 ? batch.links : 0;
   errno = saved;
 }
 
 void LibSubmission::Taken() {
-  if (std::exchange(holds_behind_, false)) Submitted(ring_->fd);
+  if (ring_ == nullptr || std::exchange(taken_, true)) return;
+  if (holds_behind_) Submitted(ring_->fd, deferred_);
+  PostCancelled(ring_->fd);
 }
 
 LibSubmission::~LibSubmission() {
@@ -131,7 +134,6 @@ LibSubmission::~LibSubmission() {
       Restore(At(ring_, head_ + static_cast<unsigned>(i)));
     }
   }
-  PostCancelled(ring_->fd);
   errno = saved;
 }
 

@@ -46,6 +46,7 @@ struct KnownRing {
   std::uint64_t serial = 0;  // no other ring has it
   Identity identity;
   bool poll = false;        // IORING_SETUP_IOPOLL
+  bool defers = false;      // IORING_SETUP_DEFER_TASKRUN
   bool restricted = false;  // IORING_REGISTER_RESTRICTIONS
   bool drained = false;     // a request with IOSQE_IO_DRAIN has been submitted
   bool carries = false;     // rcsock may complete its requests
@@ -182,6 +183,7 @@ bool Measure(const io_uring_params& kernels, KnownRing* ring) {
   }
   ring->entries = entries;
   ring->poll = (kernels.flags & kIoPoll) != 0;
+  ring->defers = (kernels.flags & kDeferTaskRun) != 0;
   ring->shift = (kernels.flags & kSqe128) != 0 ? 1 : 0;
   ring->head_at = at.head;
   ring->tail_at = at.tail;
@@ -434,6 +436,7 @@ bool Submission::LookAtRequests() {
     remade_ |= batch.See(request, at);
   }
   holds_behind_ = batch.holds_behind;
+  deferred_ = ring_->defers ? batch.links : 0;
   return batch.drained;
 }
 
@@ -457,12 +460,13 @@ void Submission::EndLook(bool drained) {
 }
 
 void Submission::Taken() {
-  if (std::exchange(holds_behind_, false)) Submitted(fd_);
+  if (std::exchange(taken_, true)) return;
+  if (holds_behind_) Submitted(fd_, deferred_);
+  PostCancelled(fd_);
 }
 
 Submission::~Submission() {
   Taken();
-  PostCancelled(fd_);
   if (ring_ == nullptr) return;
   const int saved = errno;
   bool mine;

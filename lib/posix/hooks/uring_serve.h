@@ -21,9 +21,11 @@ struct Held {
   Request request;
   bool quiet = false;
   bool own_number = false;  // request.fd is rcsock's
-  // It is behind a link.  The kernel has not yet seen the request before it,
-  // whose completion comes first.
-  bool behind = false;
+  std::uint8_t looks = 0;   // of the helper's while `behind` is set
+  // It is behind a link, and the thread (its tls_signals) is submitting it.
+  // The kernel has not yet seen the request before it, whose completion comes
+  // first.  Null: it goes on.
+  const void* behind = nullptr;
   Sock* sock = nullptr;
   std::uint32_t life = 0;
   std::uint64_t data = 0;
@@ -65,7 +67,8 @@ struct HeldRing {
     return &bucket[static_cast<unsigned>(number) % kBuckets];
   }
   Held* cancelled RC_GUARDED_BY(held_latch) = nullptr;
-  bool any_behind RC_GUARDED_BY(held_latch) = false;
+  // Written with held_latch.
+  std::atomic<bool> any_behind{false};
   std::atomic<int> count{0};
   // The helper thread lives.
   bool helped RC_GUARDED_BY(held_latch) = false;
@@ -87,9 +90,12 @@ constexpr int kMostEvents = 32;
 int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
           int count);
 
-// If the stream is ready, the set reports it once more.
+// If the stream is ready for a request that may go on, the set reports it once
+// more.  Keeps errno.
 bool Arm(HeldRing* ring, int fd) RC_REQUIRES(held_latch);
-// What waits behind a link goes on.
+// Has the kernel do the work that it puts off until a thread waits.
+void Flush(int ring);
+// What this thread has submitted behind a link goes on.
 void GoOn(HeldRing* ring) RC_REQUIRES(held_latch);
 
 // While an object of this class lives, a thread of the program waits in a

@@ -1,5 +1,6 @@
 // Threads that wait for completions of rings with held requests.
 
+#include <linux/io_uring.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,7 +13,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <ctime>
-#include <utility>
 
 #include "lib/base/alone.h"
 #include "lib/base/clock.h"
@@ -38,21 +38,52 @@ unsigned Ready(const RingView& ring) {
   return tail - head;
 }
 
-// Has the kernel do the work that it puts off until a thread waits.
-void Flush(int ring) {
-  ::syscall(SYS_io_uring_enter, ring, 0, 0, IORING_ENTER_GETEVENTS, nullptr, 0);
-}
-
 constinit std::atomic<int> helpers{0};
+
+// Those of the requests behind a link go on of which `goes` says so.
+template <class Goes>
+void LetGo(HeldRing* ring, Goes&& goes) RC_REQUIRES(held_latch) {
+  if (!ring->any_behind) return;
+  bool left = false;
+  for (Held* bucket : ring->bucket) {
+    for (Held* held = bucket; held != nullptr; held = held->next) {
+      if (held->behind == nullptr) continue;
+      if (goes(*held)) {
+        held->behind = nullptr;
+        Arm(ring, held->request.fd);
+      } else {
+        left = true;
+      }
+    }
+  }
+  ring->any_behind = left;
+}
 
 // --- The helper
 
 // The length of a nap, while threads of the program wait by themselves.
-constexpr std::uint64_t kNapNs = 2'000'000;
+constexpr int kNapMs = 2;
+constexpr std::uint64_t kNapNs = kNapMs * 1'000'000;
 // After this many naps without a change the helper sleeps until it is woken.
 constexpr int kNaps = 200;
 // How long the helper waits before it looks whether the ring is gone.
 constexpr int kServeMs = 50;
+
+// A handler may have jumped out of a submission, and the thread may never wait
+// through rcsock.  So what the helper has found behind a link this often, a nap
+// or more apart, goes on.
+constexpr int kMostLooks = 25;
+
+void LetOldGo(HeldRing* ring, std::uint64_t* last) {
+  if (!ring->any_behind) return;
+  const std::uint64_t now = base::NowNs();
+  if (now - *last < kNapNs) return;
+  *last = now;
+  const Critical critical;
+  held_latch.lock();
+  LetGo(ring, [](Held& held) { return ++held.looks >= kMostLooks; });
+  held_latch.unlock();
+}
 
 void SleepHelper(HeldRing* ring, bool deep) {
   const std::uint32_t word = ring->word.load(std::memory_order_seq_cst);
@@ -93,14 +124,17 @@ void* Help(void* argument) {
   auto* const ring = static_cast<HeldRing*>(argument);
   std::uint32_t turns = 0;
   int naps = 0;
+  std::uint64_t looked = 0;
   while (!ring->gone.load(std::memory_order_seq_cst)) {
+    LetOldGo(ring, &looked);
+    const bool behind = ring->any_behind.load(std::memory_order_relaxed);
     const std::uint32_t now = ring->turns.load(std::memory_order_relaxed);
     const bool idle = ring->count.load(std::memory_order_seq_cst) == 0 ||
                       ring->server.load(std::memory_order_seq_cst) != nullptr;
     if (idle || now != turns) {
       naps = now != turns ? 0 : naps + 1;
       turns = now;
-      SleepHelper(ring, idle && naps > kNaps);
+      SleepHelper(ring, idle && naps > kNaps && !behind);
       continue;
     }
     int set = -1;
@@ -113,7 +147,8 @@ void* Help(void* argument) {
       held_latch.unlock();
     }
     epoll_event events[kMostEvents];
-    const int n = hook::epoll_wait(set, events, kMostEvents, kServeMs);
+    const int n =
+        hook::epoll_wait(set, events, kMostEvents, behind ? kNapMs : kServeMs);
     if (n > 0) {
       const int posted = Serve(ring, serial, events, n);
       const bool itself = std::any_of(events, events + n, [](const auto& it) {
@@ -157,24 +192,36 @@ bool StartHelper(HeldRing* ring) {
 }
 
 bool Arm(HeldRing* ring, int fd) {
+  const int saved = errno;
   std::uint32_t events = EPOLLONESHOT;
+  std::uint32_t rests = 0;
   for (const Held* h = *ring->BucketOf(fd); h != nullptr; h = h->next) {
-    if (h->request.fd == fd) events |= Awaits(h->request);
+    if (h->request.fd != fd) continue;
+    const std::uint32_t awaits = Awaits(h->request);
+    const bool poll = h->request.opcode == IORING_OP_POLL_ADD;
+    if (h->behind != nullptr) {
+      if (!poll) rests |= awaits;
+    } else if (poll || (rests & awaits) == 0) {
+      events |= awaits;
+    }
   }
   epoll_event event{.events = events,
                     .data = {.u64 = static_cast<unsigned>(fd)}};
-  return hook::epoll_ctl(ring->set, EPOLL_CTL_MOD, fd, &event) == 0 ||
-         (errno == ENOENT &&
-          hook::epoll_ctl(ring->set, EPOLL_CTL_ADD, fd, &event) == 0);
+  const bool armed =
+      hook::epoll_ctl(ring->set, EPOLL_CTL_MOD, fd, &event) == 0 ||
+      (errno == ENOENT &&
+       hook::epoll_ctl(ring->set, EPOLL_CTL_ADD, fd, &event) == 0);
+  errno = saved;
+  return armed;
+}
+
+void Flush(int ring) {
+  ::syscall(SYS_io_uring_enter, ring, 0, 0, IORING_ENTER_GETEVENTS, nullptr, 0);
 }
 
 void GoOn(HeldRing* ring) {
-  if (!std::exchange(ring->any_behind, false)) return;
-  for (Held* bucket : ring->bucket) {
-    for (Held* held = bucket; held != nullptr; held = held->next) {
-      if (std::exchange(held->behind, false)) Arm(ring, held->request.fd);
-    }
-  }
+  const void* const self = &tls_signals;
+  LetGo(ring, [&](const Held& held) { return held.behind == self; });
 }
 
 Waited Await(const RingView& ring, unsigned count, const timespec* timeout,
