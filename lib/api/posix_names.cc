@@ -57,6 +57,14 @@ RCSOCK_EXPORT int fcntl64(int fd, int command, ...) {
   return rcs_fcntl(fd, command, argument);
 }
 
+RCSOCK_EXPORT int __fcntl(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  const long argument = va_arg(arguments, long);
+  va_end(arguments);
+  return rcs_fcntl(fd, command, argument);
+}
+
 RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   va_list arguments;
   va_start(arguments, request);
