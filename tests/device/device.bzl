@@ -30,7 +30,7 @@ RARE = [
     "rare",
 ]
 
-def device_test(name, binary, args = [], data = [], devices = ["ib", "iwarp"], options = "", expect = [], tags = [], **kwargs):
+def device_test(name, binary, args = [], data = [], devices = ["ib", "iwarp"], options = "", expect = [], tags = [], rare = "", **kwargs):
     """Runs a test program on the device, once with each transport: NAME_ib, NAME_iwarp.
 
     Args:
@@ -42,6 +42,7 @@ def device_test(name, binary, args = [], data = [], devices = ["ib", "iwarp"], o
       options: the device's, with commas between.
       expect: counts of the device that must not be 0, or with "=0" must be.
       tags: the tests'.
+      rare: the transport that tools/test runs with --long only, if any.
       **kwargs: for sh_test.
     """
     for device in devices:
@@ -54,6 +55,6 @@ def device_test(name, binary, args = [], data = [], devices = ["ib", "iwarp"], o
                 "$(location %s)" % binary,
             ] + args,
             data = [binary, "//tests/device"] + data,
-            tags = tags,
+            tags = tags + (RARE if device == rare and "rare" not in tags else []),
             **kwargs
         )
