@@ -55,16 +55,14 @@ int FindLibc(dl_phdr_info* info, std::size_t, void* found) {
   Range libc;
   const real::SignalsBlocked blocked;
   if (::dl_iterate_phdr(&FindLibc, &libc) == 0) return false;
-  const auto of_libc = [&libc](auto** slot, const char* name,
-                               bool may_lack = false) {
+  const auto of_libc = [&libc](auto** slot, const char* name) {
     void* next =
         reinterpret_cast<void*>(__atomic_load_n(slot, __ATOMIC_ACQUIRE));
     if (next == nullptr) {
       next = real::ResolveBlocked(reinterpret_cast<void**>(slot), name);
     }
     const auto address = reinterpret_cast<std::uintptr_t>(next);
-    return (address >= libc.begin && address < libc.end) ||
-           (may_lack && next == nullptr);
+    return address >= libc.begin && address < libc.end;
   };
   brief_of_libc.store(of_libc(&real::table::close, "close") &&
                           of_libc(&real::table::socket, "socket") &&
@@ -79,8 +77,7 @@ int FindLibc(dl_phdr_info* info, std::size_t, void* found) {
          of_libc(&real::table::recvmsg, "recvmsg") &&
          of_libc(&real::table::sendmsg, "sendmsg") &&
          of_libc(&real::table::accept4, "accept4") &&
-         of_libc(&real::table::epoll_wait, "epoll_wait") &&
-         of_libc(&real::table::epoll_pwait2, "epoll_pwait2", true);
+         of_libc(&real::table::epoll_wait, "epoll_wait");
 }
 
 }  // namespace rcsock::direct

@@ -318,6 +318,9 @@ bool IsHarmless(int level, int name) {
     case SO_REUSEPORT:
     case SO_KEEPALIVE:
     case SO_LINGER:
+    case SO_PRIORITY:
+    case SO_RCVTIMEO:
+    case SO_SNDTIMEO:
       return true;
     default:
       return false;

@@ -95,6 +95,7 @@ void SleepHelper(HeldRing* ring, bool deep) {
   const std::uint32_t turns = ring->turns.load(std::memory_order_relaxed);
   ring->deep.store(true, std::memory_order_seq_cst);
   const bool needed = ring->gone.load(std::memory_order_seq_cst) ||
+                      ring->any_behind.load(std::memory_order_seq_cst) ||
                       (ring->count.load(std::memory_order_seq_cst) > 0 &&
                        ring->server.load(std::memory_order_seq_cst) == nullptr);
   if (!needed && turns == ring->turns.load(std::memory_order_seq_cst)) {

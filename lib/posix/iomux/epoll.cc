@@ -501,7 +501,8 @@ void EpollSet::CtlCall::Delete() {
   }
   if (int result; KernelChange(op, fd, sock, found, event, &result)) {
     interest_latch.unlock();
-    if (repeats) [[unlikely]]
+    if (repeats && sock->status_known.load(std::memory_order_relaxed) != 0)
+        [[unlikely]]
       CountRepeat();
     return result;
   }

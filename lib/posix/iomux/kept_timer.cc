@@ -125,13 +125,10 @@ bool KeptTimer::Ends(const std::atomic<int>& set_fd,
 }
 
 // The file has no other number, so this takes it out of the kernel's set.  Only
-// a child that has yet to execute its program may have it for a moment.
+// a child that has yet to execute its program may have it for a moment.  A
+// filter that has come since may forbid any other call.
 void KeptTimer::CloseLatched() {
-  if (fd_ >= 0) {
-    const itimerspec never{};
-    ::syscall(SYS_timerfd_settime, fd_, 0, &never, nullptr);
-    base::CloseRaw(fd_);
-  }
+  if (fd_ >= 0) base::CloseRaw(fd_);
   fd_ = -1;
   armed_ = false;
   used_.store(false, std::memory_order_seq_cst);
