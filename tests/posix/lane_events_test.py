@@ -25,7 +25,7 @@ def steps_in(text):
     steps = set()
     function = None
     for line in text.splitlines():
-        if line[:1].isalpha():
+        if line[:1].isalpha() or line.startswith("[["):
             found = FUNCTION.search(line)
             function = found[0] if found else function
         steps |= {(event, function) for event in re.findall(r"\bEvent::(k\w+)", line)}
