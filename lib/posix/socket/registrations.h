@@ -24,15 +24,16 @@ class Registrations {
   // return; the caller then holds no latch.
   virtual void Refresh(Sock* sock, bool barrier);
   // Readiness may have changed: makes an edge for each registration.  `room`:
-  // only that more can be written, which is no news for a registration that
-  // does not ask for it.
-  static void Ready(Sock* sock, bool room = false) {
+  // only that more can be written, which is no edge for a registration that
+  // asks for input alone with EPOLLET.  `asked`: nor for any that does not ask
+  // for it.
+  static void Ready(Sock* sock, bool room = false, bool asked = false) {
     // No latch is needed here.  The caller stored what is to be reported with
     // one of the stream's latches held.  A registration first puts itself into
     // the list, then looks with that latch.  So one of the two sees the other.
-    if (sock->interests != nullptr) Get().MakeEdges(sock, room);
+    if (sock->interests != nullptr) Get().MakeEdges(sock, room, asked);
   }
-  virtual void MakeEdges(Sock* sock, bool room);
+  virtual void MakeEdges(Sock* sock, bool room, bool asked);
   // Threads that sleep in the stream's sets, on either side, look again.
   virtual void Kick(Sock* sock);
   // The peer of a stream with registrations is known now.

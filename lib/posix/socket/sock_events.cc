@@ -252,14 +252,20 @@ void Sock::WakeThreads(bool tx) {
 // A program cannot see most changes of a switch.  To wake a thread for each of
 // them would cost as much as the switch itself.  Who waits for room of a full
 // lane looks at it, since that look has the receiver watched (Starvation).
+// Likewise where the end is known: the bytes before it may be under way yet,
+// and a wait no longer looks at the ring by itself.
 void Sock::TellLatched(bool rx, bool tx) {
+  if (stream_->rx() == stream::Rx::kFrames && !stream_->FastRx()) {
+    Registrations::Ready(this);
+    return;
+  }
   const std::uint32_t ready = stream_->Readiness();
   const std::uint32_t asked =
       rx ? ~std::uint32_t{POLLOUT} : std::uint32_t{POLLERR | POLLHUP};
   if ((ready & asked) != 0) {
     Registrations::Ready(this);
   } else if (tx && ((ready & POLLOUT) != 0 || stream_->FastTx())) {
-    Registrations::Ready(this, true);
+    Registrations::Ready(this, true, true);
   }
 }
 
