@@ -125,29 +125,18 @@ constexpr bool ComesBack(std::string_view name) {
 
 // A missing argument reads as garbage. The kernel ignores it where it expects
 // none, as with libc's own fcntl and ioctl.
-RCSOCK_EXPORT int fcntl(int fd, int command, ...) {
-  va_list arguments;
-  va_start(arguments, command);
-  const long argument = va_arg(arguments, long);
-  va_end(arguments);
-  BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument));
-}
-
-RCSOCK_EXPORT int fcntl64(int fd, int command, ...) {
-  va_list arguments;
-  va_start(arguments, command);
-  const long argument = va_arg(arguments, long);
-  va_end(arguments);
-  BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument));
-}
-
-RCSOCK_EXPORT int __fcntl(int fd, int command, ...) {
-  va_list arguments;
-  va_start(arguments, command);
-  const long argument = va_arg(arguments, long);
-  va_end(arguments);
-  BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument));
-}
+#define FCNTL(name)                                               \
+  RCSOCK_EXPORT int name(int fd, int command, ...) {              \
+    va_list arguments;                                            \
+    va_start(arguments, command);                                 \
+    const long argument = va_arg(arguments, long);                \
+    va_end(arguments);                                            \
+    BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument)); \
+  }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+FCNTL(__fcntl)
+#undef FCNTL
 
 RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   va_list arguments;

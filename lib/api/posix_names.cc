@@ -41,29 +41,18 @@ RCSOCK_EXPORT void _exit(int status) { rcs_immediate_exit(status); }
 RCSOCK_EXPORT void _Exit(int status) { rcs_immediate_exit(status); }
 RCSOCK_EXPORT void quick_exit(int status) { rcs_quick_exit(status); }
 
-RCSOCK_EXPORT int fcntl(int fd, int command, ...) {
-  va_list arguments;
-  va_start(arguments, command);
-  const long argument = va_arg(arguments, long);
-  va_end(arguments);
-  return rcs_fcntl(fd, command, argument);
-}
-
-RCSOCK_EXPORT int fcntl64(int fd, int command, ...) {
-  va_list arguments;
-  va_start(arguments, command);
-  const long argument = va_arg(arguments, long);
-  va_end(arguments);
-  return rcs_fcntl(fd, command, argument);
-}
-
-RCSOCK_EXPORT int __fcntl(int fd, int command, ...) {
-  va_list arguments;
-  va_start(arguments, command);
-  const long argument = va_arg(arguments, long);
-  va_end(arguments);
-  return rcs_fcntl(fd, command, argument);
-}
+#define FCNTL(name)                                  \
+  RCSOCK_EXPORT int name(int fd, int command, ...) { \
+    va_list arguments;                               \
+    va_start(arguments, command);                    \
+    const long argument = va_arg(arguments, long);   \
+    va_end(arguments);                               \
+    return rcs_fcntl(fd, command, argument);         \
+  }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+FCNTL(__fcntl)
+#undef FCNTL
 
 RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   va_list arguments;

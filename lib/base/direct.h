@@ -19,7 +19,7 @@
 namespace rcsock::direct {
 
 // Returns true if the next definitions of all blocking calls here are libc's.
-// Then rcsock bypasses no other library. Notes whether that of close is, too.
+// Then rcsock bypasses no other library. Sets brief_of_libc.
 bool AllOfLibc();
 
 [[gnu::noinline, gnu::cold]] long Failed(long result);

@@ -99,9 +99,6 @@ HeldRing* FindOrMake(int fd) RC_REQUIRES(held_latch) {
 }
 
 bool Reads(const Request& request) { return Awaits(request) == EPOLLIN; }
-bool IsPoll(const Request& request) {
-  return request.opcode == IORING_OP_POLL_ADD;
-}
 
 void Unhold(HeldRing* ring, Held** at, Closing* closing)
     RC_REQUIRES(held_latch) {

@@ -37,6 +37,10 @@ bool NeverWaits(const Request& request);
 
 // EPOLL* for which the request waits.
 std::uint32_t Awaits(const Request& request);
+// Whether it moves no bytes.
+inline bool IsPoll(const Request& request) {
+  return request.opcode == IORING_OP_POLL_ADD;
+}
 
 // The stream that `fd` names, if its requests are worth carrying out: it is on
 // a lane, or may get a lane.  Null: they are the kernel's.

@@ -40,7 +40,7 @@ unsigned Ready(const RingView& ring) {
 
 constinit std::atomic<int> helpers{0};
 
-// Those of the requests behind a link go on of which `goes` says so.
+// Lets those requests behind a link go on for which `goes` returns true.
 template <class Goes>
 void LetGo(HeldRing* ring, Goes&& goes) RC_REQUIRES(held_latch) {
   if (!ring->any_behind) return;
@@ -70,8 +70,8 @@ constexpr int kNaps = 200;
 constexpr int kServeMs = 50;
 
 // A handler may have jumped out of a submission, and the thread may never wait
-// through rcsock.  So what the helper has found behind a link this often, a nap
-// or more apart, goes on.
+// through rcsock.  So the helper lets a request go on that it has found behind
+// a link so often, a nap or more apart.
 constexpr int kMostLooks = 25;
 
 void LetOldGo(HeldRing* ring, std::uint64_t* last) {
@@ -199,7 +199,7 @@ bool Arm(HeldRing* ring, int fd) {
   for (const Held* h = *ring->BucketOf(fd); h != nullptr; h = h->next) {
     if (h->request.fd != fd) continue;
     const std::uint32_t awaits = Awaits(h->request);
-    const bool poll = h->request.opcode == IORING_OP_POLL_ADD;
+    const bool poll = IsPoll(h->request);
     if (h->behind != nullptr) {
       if (!poll) rests |= awaits;
     } else if (poll || (rests & awaits) == 0) {

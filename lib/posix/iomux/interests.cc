@@ -315,12 +315,12 @@ void Interests::Refresh(Sock* sock, bool barrier) {
   for (int i = 0; i < count; ++i) Registry::WaitOutLookers(sets[i]);
 }
 
-void Interests::MakeEdges(Sock* sock, bool room, bool asked) {
+void Interests::MakeEdges(Sock* sock, Edge edge) {
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
-    if (room && Registry::NoEdgeOfRoom(i)) continue;
-    if (asked && !Registry::AsksRoom(i)) continue;
+    if (edge == Edge::kRoom && Registry::NoEdgeOfRoom(i)) continue;
+    if (edge == Edge::kRoomAsked && !Registry::AsksRoom(i)) continue;
     Registry::MakeReady(i);
     Registry::KickSleepers(i->set);
   }

@@ -106,7 +106,7 @@ class Interests final : public Registrations {
   bool ToUser(Sock* sock) override;
   void ToKernel(Sock* sock) override;
   void Refresh(Sock* sock, bool barrier) override;
-  void MakeEdges(Sock* sock, bool room, bool asked) override;
+  void MakeEdges(Sock* sock, Edge edge) override;
   void Kick(Sock* sock) override;
   void PeerKnown(Sock* sock) override;
   void Drop(Sock* sock, int fd, int kept) override;

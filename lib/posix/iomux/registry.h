@@ -325,17 +325,15 @@ struct Registry {
     set->ready_latch_.unlock();
   }
 
-  // Every wait looks at events that do not depend on edges.
-  static bool NoEdgeOfRoom(const Interest* interest) {
-    return (interest->events.load(std::memory_order_relaxed) &
-            (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND |
-             static_cast<std::uint32_t>(EPOLLET))) ==
-           static_cast<std::uint32_t>(EPOLLET);
-  }
-
   static bool AsksRoom(const Interest* interest) {
     return (interest->events.load(std::memory_order_relaxed) &
             (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND)) != 0;
+  }
+  // Every wait looks at events that do not depend on edges.
+  static bool NoEdgeOfRoom(const Interest* interest) {
+    return (interest->events.load(std::memory_order_relaxed) &
+            static_cast<std::uint32_t>(EPOLLET)) != 0 &&
+           !AsksRoom(interest);
   }
 
   static bool OpenMirror(EpollSet* set) RC_REQUIRES(interest_latch);

@@ -242,6 +242,15 @@ bool IsIdle() {
          ProcessPinned() != base::Reason::kNone;
 }
 
+// Has the conductor take a turn, if none of its turns will come anyway. Returns
+// false if it cannot.
+bool PostTurn(Shared* shared, Conductor* conductor) RC_REQUIRES(line_latch) {
+  if (shared->posted == conductor) return true;
+  if (!conductor->Post(&Turn)) return false;
+  shared->posted = conductor;
+  return true;
+}
+
 }  // namespace
 
 bool MayAdopt() {
@@ -258,8 +267,7 @@ void LookAtCalls(Conductor* conductor) {
   Shared& shared = The();
   const base::LatchGuard lock(line_latch);
   shared.wanted = true;
-  if (conductor == nullptr || shared.posted == conductor) return;
-  if (conductor->Post(&Turn)) shared.posted = conductor;
+  if (conductor != nullptr) PostTurn(&shared, conductor);
 }
 
 Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
@@ -275,12 +283,9 @@ Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
     Shared& shared = The();
     const base::LatchGuard lock(line_latch);
     shared.waiting.push_back(sock);
-    if (conductor != nullptr && shared.posted != conductor) {
-      if (!conductor->Post(&Turn)) {
-        shared.waiting.pop_back();
-        return Answer::kNotNow;
-      }
-      shared.posted = conductor;
+    if (conductor != nullptr && !PostTurn(&shared, conductor)) {
+      shared.waiting.pop_back();
+      return Answer::kNotNow;
     }
     waiting_count.fetch_add(1, std::memory_order_relaxed);
     return Answer::kLater;
@@ -293,14 +298,8 @@ void Started(Conductor* conductor, base::Reason why) {
   if (conductor != nullptr) {
     Shared& shared = The();
     const base::LatchGuard lock(line_latch);
-    if ((shared.waiting.empty() && !shared.wanted) ||
-        shared.posted == conductor) {
-      return;
-    }
-    if (conductor->Post(&Turn)) {
-      shared.posted = conductor;
-      return;
-    }
+    if (shared.waiting.empty() && !shared.wanted) return;
+    if (PostTurn(&shared, conductor)) return;
     why = base::Reason::kNoThread;
   }
   Socks failed;

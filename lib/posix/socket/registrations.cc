@@ -17,7 +17,7 @@ constinit std::atomic<Registrations*> installed{&none};
 bool Registrations::ToUser(Sock*) { return true; }
 void Registrations::ToKernel(Sock*) {}
 void Registrations::Refresh(Sock*, bool) {}
-void Registrations::MakeEdges(Sock*, bool, bool) {}
+void Registrations::MakeEdges(Sock*, Edge) {}
 void Registrations::Kick(Sock*) {}
 void Registrations::PeerKnown(Sock*) {}
 void Registrations::Drop(Sock*, int, int) {}

@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_POSIX_SOCKET_REGISTRATIONS_H_
 #define RCSOCK_LIB_POSIX_SOCKET_REGISTRATIONS_H_
 
+#include <cstdint>
+
 #include "lib/posix/socket/interest_latch.h"
 #include "lib/posix/socket/sock.h"
 
@@ -23,17 +25,20 @@ class Registrations {
   // The stream's lane has changed.  With `barrier` no wait uses the old lane on
   // return; the caller then holds no latch.
   virtual void Refresh(Sock* sock, bool barrier);
-  // Readiness may have changed: makes an edge for each registration.  `room`:
-  // only that more can be written, which is no edge for a registration that
-  // asks for input alone with EPOLLET.  `asked`: nor for any that does not ask
-  // for it.
-  static void Ready(Sock* sock, bool room = false, bool asked = false) {
+  // Of what an edge tells, and whom.
+  enum class Edge : std::uint8_t {
+    kAny,
+    kRoom,       // of room alone; not who asks for input alone with EPOLLET
+    kRoomAsked,  // of room alone; none but those that ask for it
+  };
+  // Readiness may have changed: makes an edge for each registration.
+  static void Ready(Sock* sock, Edge edge = Edge::kAny) {
     // No latch is needed here.  The caller stored what is to be reported with
     // one of the stream's latches held.  A registration first puts itself into
     // the list, then looks with that latch.  So one of the two sees the other.
-    if (sock->interests != nullptr) Get().MakeEdges(sock, room, asked);
+    if (sock->interests != nullptr) Get().MakeEdges(sock, edge);
   }
-  virtual void MakeEdges(Sock* sock, bool room, bool asked);
+  virtual void MakeEdges(Sock* sock, Edge edge);
   // Threads that sleep in the stream's sets, on either side, look again.
   virtual void Kick(Sock* sock);
   // The peer of a stream with registrations is known now.

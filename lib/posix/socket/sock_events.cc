@@ -240,7 +240,8 @@ void Sock::UpdateWatch() {
 
 void Sock::Wake(bool tx) {
   WakeThreads(tx);
-  Registrations::Ready(this, tx);
+  using Edge = Registrations::Edge;
+  Registrations::Ready(this, tx ? Edge::kRoom : Edge::kAny);
 }
 
 void Sock::WakeThreads(bool tx) {
@@ -265,7 +266,7 @@ void Sock::TellLatched(bool rx, bool tx) {
   if ((ready & asked) != 0) {
     Registrations::Ready(this);
   } else if (tx && ((ready & POLLOUT) != 0 || stream_->FastTx())) {
-    Registrations::Ready(this, true, true);
+    Registrations::Ready(this, Registrations::Edge::kRoomAsked);
   }
 }
 

@@ -108,8 +108,7 @@ void LookAtCalls() {
   const int saved = errno;
   const Critical critical;
   Reason why = Reason::kNone;
-  Conductor* const conductor =
-      rendezvous::GetAside(&why, {&Introduce, &AnswerWaiting});
+  Conductor* const conductor = LaneSearch::StartConductor(&why);
   if (conductor != nullptr || why == Reason::kPending) {
     if (conductor != nullptr) Introduce(conductor);
     SeekGate::Get().LookAtCalls(conductor);
