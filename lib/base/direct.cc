@@ -62,22 +62,16 @@ int FindLibc(dl_phdr_info* info, std::size_t, void* found) {
       next = real::ResolveBlocked(reinterpret_cast<void**>(slot), name);
     }
     const auto address = reinterpret_cast<std::uintptr_t>(next);
-    return address >= libc.begin && address < libc.end;
+    return (address >= libc.begin && address < libc.end) ||
+           real::StandsInForLibc(next);
   };
-  brief_of_libc.store(of_libc(&real::table::close, "close") &&
-                          of_libc(&real::table::socket, "socket") &&
-                          of_libc(&real::table::epoll_ctl, "epoll_ctl"),
+#define LEFT_OUT(name, number)
+#define OF_LIBC(name, number) of_libc(&real::table::name, #name)&&
+  brief_of_libc.store(RCSOCK_DIRECT_CALLS(LEFT_OUT, OF_LIBC) true,
                       std::memory_order_relaxed);
-  return of_libc(&real::table::read, "read") &&
-         of_libc(&real::table::write, "write") &&
-         of_libc(&real::table::recv, "recv") &&
-         of_libc(&real::table::send, "send") &&
-         of_libc(&real::table::readv, "readv") &&
-         of_libc(&real::table::writev, "writev") &&
-         of_libc(&real::table::recvmsg, "recvmsg") &&
-         of_libc(&real::table::sendmsg, "sendmsg") &&
-         of_libc(&real::table::accept4, "accept4") &&
-         of_libc(&real::table::epoll_wait, "epoll_wait");
+  return RCSOCK_DIRECT_CALLS(OF_LIBC, LEFT_OUT) true;
+#undef OF_LIBC
+#undef LEFT_OUT
 }
 
 }  // namespace rcsock::direct

@@ -18,6 +18,34 @@
 
 namespace rcsock::direct {
 
+// The calls that rcsock makes without libc. A library behind rcsock may have
+// its own definition of any of them, and then gets them all. ALONE: they block,
+// and are direct only where base::Alone(). BRIEF: these do not block.
+#define RCSOCK_DIRECT_CALLS(ALONE, BRIEF) \
+  ALONE(read, SYS_read)                   \
+  ALONE(write, SYS_write)                 \
+  ALONE(recv, SYS_recvfrom)               \
+  ALONE(send, SYS_sendto)                 \
+  ALONE(readv, SYS_readv)                 \
+  ALONE(writev, SYS_writev)               \
+  ALONE(recvmsg, SYS_recvmsg)             \
+  ALONE(sendmsg, SYS_sendmsg)             \
+  ALONE(accept4, SYS_accept4)             \
+  ALONE(epoll_wait, SYS_epoll_wait)       \
+  ALONE(epoll_pwait2, SYS_epoll_pwait2)   \
+  BRIEF(close, SYS_close)                 \
+  BRIEF(socket, SYS_socket)               \
+  BRIEF(epoll_ctl, SYS_epoll_ctl)
+
+// A call that is not in the list would bypass other libraries.
+constexpr bool Listed(long number) {
+#define ONE(name, its) \
+  if (number == (its)) return true;
+  RCSOCK_DIRECT_CALLS(ONE, ONE)
+#undef ONE
+  return false;
+}
+
 // Returns true if the next definitions of all blocking calls here are libc's.
 // Then rcsock bypasses no other library. Sets brief_of_libc.
 bool AllOfLibc();
@@ -32,6 +60,7 @@ inline long Word(const void* address) {
 // The call itself. The registers of missing arguments are not loaded.
 template <long number, std::size_t count>
 [[gnu::always_inline]] inline long Raw(const long (&a)[6]) {
+  static_assert(Listed(number));
   register long r10 asm("r10") = a[3];
   register long r8 asm("r8") = a[4];
   register long r9 asm("r9") = a[5];

@@ -164,6 +164,13 @@ void LookEarly() {
   }
 }
 
+bool StandsInForLibc(const void* found) {
+  for (const Later& one : kLater) {
+    if (found == one.function) return true;
+  }
+  return false;
+}
+
 bool IsMissing(const void* found) {
   return found == reinterpret_cast<const void*>(&Missing);
 }

@@ -22,6 +22,9 @@ class SignalsBlocked {
 // looks up several names at once.
 void* ResolveBlocked(void** slot, const char* name);
 
+// Whether `found` is rcsock's own, for a call that this libc lacks.
+bool StandsInForLibc(const void* found);
+
 }  // namespace rcsock::real
 
 #endif  // RCSOCK_LIB_BASE_RESOLVE_H_
