@@ -105,23 +105,22 @@ void Anchors::Unwatch(int fd) {
   entries_.erase(it);
 }
 
-std::shared_ptr<AnchorWatcher> Anchors::WatcherOf(const epoll_event& event) {
-  const auto it = entries_.find(static_cast<int>(event.data.u64 & 0xffffffff));
-  const auto generation = static_cast<std::uint32_t>(event.data.u64 >> 32);
-  if (it == entries_.end() || it->second.generation != generation) return {};
-  return it->second.watcher;
-}
-
 bool Anchors::Dispatch() {
   epoll_event events[kBatch];
   const long n =
       ::syscall(SYS_epoll_pwait, set_.get(), events, kBatch, 0, nullptr, 8);
   bool stale = false;
   for (long i = 0; i < n; ++i) {
+    const int fd = static_cast<int>(events[i].data.u64 & 0xffffffff);
+    const auto generation =
+        static_cast<std::uint32_t>(events[i].data.u64 >> 32);
     std::shared_ptr<AnchorWatcher> watcher;
     {
       base::LatchGuard lock(latch_);
-      watcher = WatcherOf(events[i]);
+      auto it = entries_.find(fd);
+      if (it != entries_.end() && it->second.generation == generation) {
+        watcher = it->second.watcher;
+      }
     }
     if (watcher != nullptr) {
       watcher->OnAnchor(events[i].events);
@@ -131,21 +130,6 @@ bool Anchors::Dispatch() {
   }
   stale_ = stale ? stale_ + 1 : 0;
   return stale_ >= kStaleBatches;
-}
-
-void Anchors::Look() {
-  constexpr int kFew = 8;
-  epoll_event events[kFew];
-  std::shared_ptr<AnchorWatcher> watchers[kFew];
-  // Rebuild closes the old set with the latch.
-  if (!latch_.try_lock()) return;
-  const long n =
-      ::syscall(SYS_epoll_pwait, set_.get(), events, kFew, 0, nullptr, 8);
-  for (long i = 0; i < n; ++i) watchers[i] = WatcherOf(events[i]);
-  latch_.unlock();
-  for (long i = 0; i < n; ++i) {
-    if (watchers[i] != nullptr) watchers[i]->OnAnchor(events[i].events);
-  }
 }
 
 bool Anchors::Rebuild() {

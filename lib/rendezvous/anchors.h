@@ -1,8 +1,6 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_ANCHORS_H_
 #define RCSOCK_LIB_RENDEZVOUS_ANCHORS_H_
 
-#include <sys/epoll.h>
-
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
@@ -17,8 +15,7 @@ namespace rcsock::rendezvous {
 // own descriptor number.  All system calls on it are raw: the preload would
 // take them for the application's.
 //
-// Threads: any for Watch, Rewatch, Unwatch and Look; one for Dispatch and
-// Rebuild.
+// Threads: any for Watch, Rewatch and Unwatch; one for Dispatch and Rebuild.
 class Anchors {
  public:
   bool Init();  // false: sets errno
@@ -41,10 +38,6 @@ class Anchors {
   // Hands one batch of events to their watchers.  Returns true if Rebuild is
   // needed.
   bool Dispatch();
-  // Hands a few events to their watchers, in Dispatch's place.  Each event is
-  // handed out once, but for what is level-triggered.  Never waits for another
-  // caller.
-  void Look();
   // Makes a new set.  A descriptor may be closed without Unwatch while a
   // duplicate lives on.  Its registration then reports for ever, and cannot be
   // removed: its number names another file.  fd() changes.  If this fails, it
@@ -58,9 +51,6 @@ class Anchors {
     std::shared_ptr<AnchorWatcher> watcher;
   };
   bool Add(int fd, const Entry& entry) RC_REQUIRES(latch_);
-  // Returns null if the event is stale.
-  std::shared_ptr<AnchorWatcher> WatcherOf(const epoll_event& event)
-      RC_REQUIRES(latch_);
 
   base::Latch latch_;
   // Replaced under the latch, by the thread that calls Dispatch.

@@ -256,7 +256,6 @@ void Conductor::Rewatch(int fd, std::uint32_t events) {
   core_->anchors.Rewatch(fd, events);
 }
 void Conductor::Unwatch(int fd) { core_->anchors.Unwatch(fd); }
-void Conductor::LookAtAnchors() { core_->anchors.Look(); }
 
 bool Conductor::Post(std::function<void()> task) {
   return core_->PostTask(std::move(task));

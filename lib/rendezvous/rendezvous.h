@@ -102,8 +102,7 @@ class BorrowedNumber {
 class AnchorWatcher {
  public:
   virtual ~AnchorWatcher() = default;
-  // Called with the epoll events of a watched anchor, on the conductor thread
-  // or on one that calls LookAtAnchors.
+  // Called on the conductor thread with the epoll events of a watched anchor.
   virtual void OnAnchor(std::uint32_t events) = 0;
 };
 
@@ -167,9 +166,6 @@ class Conductor {
              std::uint32_t events);
   void Rewatch(int fd, std::uint32_t events);
   void Unwatch(int fd);
-  // Hands what a few watched anchors have to their watchers, in the conductor's
-  // place, which may be waiting for a CPU.  The caller holds no latch.
-  void LookAtAnchors();
 
   // Called when the process is about to end, or to execute another program.  No
   // peer finds the process at its RDMA ports any more.  Each peer that has

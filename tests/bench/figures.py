@@ -143,7 +143,7 @@ def load(path, machine, date):
     arguments = " ".join(word for word in run.get("arguments", ["..."]) if word != "--json")
     notes = [f"Each run took {run['seconds']:g} s."]
     if run.get("repetitions", 1) > 1:
-        notes.append(f"A line is that run of {run['repetitions']} whose CPU time is the middle one, whole.")
+        notes.append(f"Each figure is the median of {run['repetitions']} runs. Connections are of all of them.")
     else:
         notes.append("A line is one run, so its p99.9 and its max come and go.")
     for group, (name, title, note) in LOADS.items():

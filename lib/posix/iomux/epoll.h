@@ -460,7 +460,6 @@ class EpollSet final : public File {
   void CountLocal(std::uint64_t data, bool counts) RC_REQUIRES(interest_latch);
   void LocalNews();
   void NoLocalNews();
-  void LookBetween();
   bool Peek(bool all) RC_REQUIRES(wait_latch_);
   bool LanesWereEmpty() const;
   void ArmAwake() RC_REQUIRES(wait_latch_);
@@ -490,21 +489,21 @@ class EpollSet final : public File {
   std::atomic<int> user_count_{0};
   std::atomic<int> ready_count_{0};
   std::atomic<bool> dirty_{false};
-  // More streams than direct looks can serve: all use the bitmaps.
+  // The set has more streams than direct looks can serve.  All use the bitmaps.
   std::atomic<bool> crowded_{false};
   // In a crowded set, the streams that were direct before use bitmaps.  The
-  // direct streams are then the hot ones: few, and reported again and again,
-  // with bits of their own at first.  So hot streams do not pay for the
-  // thousands of others.  Written with the interest latch.
+  // direct streams are then the hot ones: few, and reported again and again.
+  // Each wait looks at the hot streams, which keep their bits at first.  So hot
+  // streams do not pay for the thousands of others.  Written with the interest
+  // latch.
   std::atomic<bool> heats_{false};
-  // How many registrations are the kernel's and have their peer on this host,
-  // or are in between_.  Their events and those of the lanes are reported in
-  // order.  Written with the interest latch.
+  // How many registrations are the kernel's and have their peer on this host.
+  // Their events and those of the lanes are reported in order.  Written with
+  // the interest latch.
   std::atomic<int> local_tcp_{0};
-  std::atomic<int> between_{0};  // as Interest::between; for LookBetween
-  // One of local_tcp_ has had news lately: it was added, armed anew, or
-  // reported by the kernel.  So silent connections cost the lanes no system
-  // calls.
+  // One of local_tcp_ has had news lately: it was added, it was armed anew, or
+  // the kernel reported it.  So a pool of silent connections costs the lanes no
+  // system calls.
   std::atomic<bool> local_recent_{false};
   // If there is room for one event: the ready list has its turn.
   bool list_turn_ RC_GUARDED_BY(wait_latch_) = false;
@@ -514,7 +513,8 @@ class EpollSet final : public File {
   // Looks at direct streams since the last look at the bitmaps.
   std::uint32_t undrained_ RC_GUARDED_BY(wait_latch_) = 0;
   int direct_count_ RC_GUARDED_BY(wait_latch_) = 0;
-  int direct_next_ RC_GUARDED_BY(wait_latch_) = 0;  // the first without room
+  // The first stream that had no room in the last look.
+  int direct_next_ RC_GUARDED_BY(wait_latch_) = 0;
   // kColdFor, less the waits since then that have reported hot streams.
   std::uint32_t cold_ RC_GUARDED_BY(wait_latch_) = 0;
   std::atomic<int> sleepers_{0};

@@ -59,18 +59,6 @@ void EpollSet::NoLocalNews() {
   }
 }
 
-// A stream on its way to a lane, or back, has its bytes on TCP, and is not in
-// the kernel's part.  The conductor tells of these bytes.  But a program that
-// never sleeps may leave it no CPU.  So each wait asks for what the conductor
-// would be told.
-void EpollSet::LookBetween() {
-  if (between_.load(std::memory_order_relaxed) == 0 || InHandler()) return;
-  Critical critical;
-  if (auto* const conductor = rendezvous::Conductor::IfRunning()) {
-    conductor->LookAtAnchors();
-  }
-}
-
 // Returns whether the lanes may have something to report.  Takes nothing off
 // the list.  An edge that has been reported may count once more.
 bool EpollSet::Peek(bool all) {

@@ -268,7 +268,6 @@ bool EpollSet::WaitCall::SleepAsStranger() {
 // waiting.
 [[gnu::always_inline]] inline bool EpollSet::WaitCall::LookAtKernelFirst() {
   if (set_->LocalTcpTells()) [[unlikely]] {
-    set_->LookBetween();
     if (capacity_ > 1 || !set_->TurnOfLocalTcp()) return false;
   } else if (!set_->KernelDue()) {
     return false;
@@ -403,7 +402,6 @@ bool EpollSet::WaitCall::SleepAsStranger() {
 
 // Adds what the kernel has.  False: the call has failed.
 bool EpollSet::WaitCall::AskKernel(Found* found) {
-  if (!found->peeked) set_->LookBetween();
   leave_->Ask();
   int ahead = kNoBell;
   // Keeps room for what the lanes have.

@@ -308,7 +308,6 @@ void Interests::Refresh(Sock* sock, bool barrier) {
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
     if (i->direct.load(std::memory_order_relaxed)) i->set->MarkDirty();
-    if (!sock->OnLane()) Registry::SetBetween(i, true);
     if (count < 16) sets[count++] = i->set;
   }
   interest_latch.unlock();
@@ -478,7 +477,6 @@ bool Interests::NotifyLatched(Sock* sock) {
       i->set->AddLink(sock->notice().link());
     if (sock->notice().source() != nullptr)
       i->set->AddSource(sock->notice().source());
-    Registry::SetBetween(i, false);
     looked_at |= Registry::ChooseDirect(i);
     bits |=
         lane::kNotifyRxPoller | lane::kNotifyTxPoller |

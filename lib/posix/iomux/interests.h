@@ -71,8 +71,6 @@ struct alignas(64) Interest {
   bool asked RC_GUARDED_BY(interest_latch) = false;
   // How often it has been armed.  Written with the interest latch.
   std::atomic<std::uint32_t> armings{0};
-  // In user space, and its stream has no lane yet, or no lane any more.
-  bool between RC_GUARDED_BY(interest_latch) = false;
   // local_tcp_ of its set counts it.
   bool counted RC_GUARDED_BY(interest_latch) = false;
   // moves_ of the set when the registration left the kernel.

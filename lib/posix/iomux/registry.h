@@ -165,19 +165,11 @@ struct Registry {
     CountLocal(interest);
   }
   static void CountLocal(Interest* interest) RC_REQUIRES(interest_latch) {
-    const bool counts = interest->between ||
-                        (interest->in_kernel && interest->sock->peer().local());
+    const bool counts = interest->in_kernel && interest->sock->peer().local();
     if (counts == interest->counted) return;
     interest->counted = counts;
     interest->set->CountLocal(interest->data.load(std::memory_order_relaxed),
                               counts);
-  }
-  static void SetBetween(Interest* interest, bool between)
-      RC_REQUIRES(interest_latch) {
-    if (std::exchange(interest->between, between) == between) return;
-    interest->set->between_.fetch_add(between ? 1 : -1,
-                                      std::memory_order_relaxed);
-    CountLocal(interest);
   }
   // The program has armed the registration anew.
   static void SetData(Interest* interest, std::uint64_t data)
@@ -248,7 +240,6 @@ struct Registry {
       set->crowded_.store(true, std::memory_order_relaxed);
     }
     if (others == 0) set->first_came_ = true;
-    SetBetween(interest, !interest->sock->OnLane());
     return true;
   }
   // Returns whether a first stream has come into user space since this was
@@ -270,7 +261,6 @@ struct Registry {
     EpollSet* set = interest->set;
     if (!interest->in_user.load(std::memory_order_relaxed)) return;
     interest->in_user.store(false, std::memory_order_relaxed);
-    SetBetween(interest, false);
     DropDirect(interest);
     (interest->prev_of_set != nullptr ? interest->prev_of_set->next_of_set
                                       : set->members_) = interest->next_of_set;

@@ -202,13 +202,6 @@ std::uint32_t Looks::EngineReadiness(Sock* sock, int number,
     return ready & events;
   }
   const base::LatchGuard hold_rx(sock->rx_latch);
-  // Amid a switch a frame on TCP may stand before the next bytes.  The
-  // conductor reads it, too, but may wait for a CPU.
-  if (sock->stream_->rx() != stream::Rx::kRaw && !sock->OnLane() &&
-      sock->stream_->WantsAnchorRead()) {
-    sock->stream_->Progress();
-    sock->HandleChanges();
-  }
   return WholeReadinessLatched(sock, events) & (events | POLLERR | POLLHUP);
 }
 
