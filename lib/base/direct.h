@@ -18,9 +18,9 @@
 
 namespace rcsock::direct {
 
-// The calls that rcsock makes without libc. A library behind rcsock may have
-// its own definition of any of them, and then gets them all. ALONE: they block,
-// and are direct only where base::Alone(). BRIEF: these do not block.
+// The calls that rcsock makes without libc. ALONE: these block, and are direct
+// only where base::Alone(). BRIEF: these do not block. A library behind rcsock
+// that defines one of a kind gets all of that kind.
 #define RCSOCK_DIRECT_CALLS(ALONE, BRIEF) \
   ALONE(read, SYS_read)                   \
   ALONE(write, SYS_write)                 \

@@ -3,8 +3,6 @@
 #include <libaio.h>
 #include <liburing.h>
 
-#include <cerrno>
-
 // The bytes are sent, and as many are received.  What is not there on this
 // machine is said by the first step: -errno.
 extern "C" __attribute__((visibility("default"))) int TalkByUring(int fd,
@@ -50,11 +48,8 @@ extern "C" __attribute__((visibility("default"))) int TalkByAio(int fd,
   ::io_prep_pwrite(&block, fd, bytes, length, 0);
   int result = run(&block);
   if (result == count) {
-    // The end of TalkByUring's ring may interrupt the kernel's read.
-    do {
-      ::io_prep_pread(&block, fd, bytes, length, 0);
-      result = run(&block);
-    } while (result == -EINTR);
+    ::io_prep_pread(&block, fd, bytes, length, 0);
+    result = run(&block);
   }
   ::io_destroy(context);
   return result;
