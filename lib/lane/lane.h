@@ -197,6 +197,16 @@ class Lane {
   virtual bool Outlives() const { return false; }
   virtual void TellLeft(Left) {}
   virtual Left PeerLeft() const { return Left::kAll; }
+  // The end forgoes the COMMIT of its PROPOSE: its next bytes on TCP are the
+  // application's, whatever they look like. It says so before it sends them, so
+  // a peer that has read one of them sees it. Only where the memory outlives
+  // its process.
+  virtual void Forgo() {}
+  virtual bool PeerForgoes() const { return false; }
+  // The end is about to reset TCP, since its application wants that. Said there
+  // it cannot be lost, and it can be said at any time.
+  virtual void SayReset() {}
+  virtual bool PeerSaysReset() const { return false; }
 
   // Returns true if a driver has pinned memory of the lane. Then the caller
   // calls EndPages before the destructor, with no copy under way, in a thread

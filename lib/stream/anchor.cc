@@ -59,7 +59,8 @@ bool Stream::FlushOut() {
     }
     out_.Drop(static_cast<std::size_t>(n));
   }
-  Emit(kTxReady);
+  // COMMIT and GOT are in no writer's way.
+  if (tx_ != Tx::kComm) Emit(kTxReady);
   return true;
 }
 

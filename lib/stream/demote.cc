@@ -17,6 +17,15 @@ constexpr std::size_t kMaxBack = 8 * 1024 * 1024;
 
 void Stream::Demote(base::Reason reason, bool leave) {
   TakeCtl();
+  if (leave && LaneUsable() && lane_->Outlives() && !stash_.empty() &&
+      (tx_ == Tx::kComm || tx_ == Tx::kStg)) {
+    // Only an end in LANE can hand back what it has read ahead, and another
+    // user of the connection finds only what the kernel has. That end comes
+    // there within a message or two, or timer T ends the switch.
+    leaves_later_ = reason;
+    Settle();
+    return;
+  }
   if (LaneUsable() && tx_ == Tx::kRaw && rx_ == Rx::kRaw &&
       waiting_ == Waiting::kNothing && !closed_) {
     // Neither end has proposed, so no frame on TCP can say it. Without REFUSE
@@ -36,6 +45,15 @@ void Stream::Demote(base::Reason reason, bool leave) {
   Settle();
 }
 
+// LANE has come for both directions.
+void Stream::LeaveIfAsked() {
+  const base::Reason reason = leaves_later_;
+  if (reason == base::Reason::kNone) return;
+  leave_ = hands_over_ = true;
+  Trigger(reason);
+  leave_ = false;
+}
+
 // Rule 12.
 void Stream::Trigger(base::Reason reason) {
   if (lane_ == nullptr || frozen_ || failed_) return;
@@ -51,6 +69,7 @@ void Stream::Trigger(base::Reason reason) {
   switch (tx_) {
     case Tx::kProp:
       Emit(kTimerOff);
+      lane_->Forgo();
       GoRaw(x_, false);
       break;
     case Tx::kComm:
@@ -69,7 +88,11 @@ void Stream::Trigger(base::Reason reason) {
       SendLaneDown();
       tx_ = Tx::kDown;
       break;
-    case Tx::kStg:  // R may not leave STG by itself (rule 8)
+    case Tx::kStg:
+      // R may not leave STG by itself (rule 8). If the link has ended, too,
+      // nothing tells R that P forgoes COMMIT.
+      Emit(kTimerOn);
+      break;
     case Tx::kDown:
     case Tx::kRaw:
       break;
@@ -81,6 +104,7 @@ void Stream::FreezeLane(base::Reason reason) {
   if (lane_ == nullptr || frozen_) return;
   RCSOCK_LOG(2, "stream leaves its lane: %s", base::ReasonKey(reason));
   frozen_ = true;
+  leaves_later_ = base::Reason::kNone;
   if ((broken_ & kNoFreeze) != 0 && accept_) return;
   tx_off_ += lane_->Withdraw();
   lane_->Freeze();
@@ -239,12 +263,16 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
   }
   back_.Clear();
   const bool copied = tx_ == Tx::kProp && Copies();
+  if (tx_ == Tx::kStg) {
+    changes_ &= ~std::uint32_t{kTimerOn};  // Trigger's, if nobody has seen it
+    Emit(kTimerOff);
+  }
   tx_ = Tx::kRaw;
   // What goes to TCP now is in the ring, too. What comes later is not in the
   // ring. If a process is killed with a frame unread, its kernel drops the
   // bytes that it has not sent.
-  awaits_raw_ = with_frame && rx_ == Rx::kFrames && lane_ != nullptr &&
-                lane_->Outlives() && (broken_ & kWriteBehindRaw) == 0;
+  awaits_raw_ = rx_ == Rx::kFrames && lane_ != nullptr && lane_->Outlives() &&
+                (broken_ & kWriteBehindRaw) == 0;
   Emit(kTxReady);
   std::size_t count = static_cast<std::size_t>(tx_off() - from);
   if (count == 0) {

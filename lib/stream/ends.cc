@@ -16,8 +16,21 @@ int Stream::ShutdownWrite() {
   return 0;
 }
 
+void Stream::EndSoon() {
+  if (tx_ == Tx::kProp) return Demote(base::Reason::kShortLived);
+  if (tx_ != Tx::kRaw || rx_ != Rx::kRaw || !LaneUsable() ||
+      !lane_->Outlives()) {
+    return;
+  }
+  // A PROPOSE that is still to be read is not answered any more.
+  Refuse(lane_, epoch_);
+  Trigger(base::Reason::kShortLived);
+  Settle();
+}
+
 void Stream::Close(bool reset) {
   if (closed_) return;
+  shut_ = true;  // a PROPOSE that is still to be read is refused
   TakeCtl();
   reset = reset || Untaken();
   // The peer has not agreed to take what is staged. A process that closes may
@@ -25,7 +38,7 @@ void Stream::Close(bool reset) {
   // were sent before it. A peer that does not have the lane yet would never see
   // the staged bytes.
   if (tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
-  closed_ = shut_ = true;
+  closed_ = true;
   reset_ = reset;
   landing_ = reset;
   if (AwaitsLanding()) AskLanded();
@@ -36,10 +49,12 @@ void Stream::Close(bool reset) {
   Settle();
 }
 
-// In PROP, STG and RAW no RESET is needed. Either no frame of the peer's can be
-// unread here, or bytes of the peer's are unread, which mean a reset anyway.
+// In PROP, STG and RAW no frame can say it. On a lane that does not outlive its
+// end none is needed. Either no frame of the peer's can be unread here, or
+// bytes of the peer's are unread, which mean a reset anyway.
 void Stream::TellReset() {
   if (kshut_ || tx_broken_ || failed_) return;
+  if (lane_ != nullptr) lane_->SayReset();
   if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;
   SendFrame(FrameKind::kReset, 0);
   if (!failed_) FlushOut();
@@ -169,8 +184,11 @@ void Stream::OnEnd(const Ctl& ctl) {
 
 void Stream::OnTcpEnd(int error) {
   if (eof_) return;
+  // An ACCEPT that is read now gets no answer.
+  const bool raw_tx = SendsRaw();
   // What landed before the end was noticed still says where bytes belong.
   TakeCtl();
+  TakeForgone();
   if (eof_ || failed_) return;
   if (error == 0) error = send_error_;
   send_error_ = 0;
@@ -189,13 +207,13 @@ void Stream::OnTcpEnd(int error) {
         return;
       }
     }
-    return PeerDied(error);
+    return PeerDied(error, raw_tx);
   }
-  if (rx_ != Rx::kRaw) return PeerDied(error);
+  if (rx_ != Rx::kRaw) return PeerDied(error, raw_tx);
   const bool staged = Trusted() &&
                       (waiting_ != Waiting::kNothing || !limbo_.empty()) &&
                       (returns_ || InOff() == rx_x_);
-  if (error != 0 || staged) return PeerDied(error);
+  if (error != 0 || staged) return PeerDied(error, raw_tx);
   // An orderly half-close: we can still send.
   if (MayHaveLeft()) TakeLeft();
   if (failed_) return;
@@ -312,13 +330,21 @@ bool Stream::PeerIsDead() const {
          lane_->State() != base::Reason::kNone && !MayLetGo();
 }
 
-void Stream::PeerDied(int error) {
+// A PROPOSE or SWITCH alone changes nothing on TCP.
+bool Stream::SendsRaw() const {
+  const bool asks = tx_ == Tx::kProp || (tx_ == Tx::kStg && rx_ == Rx::kArm);
+  return tx_ == Tx::kRaw || (asks && tx_off() == x_);
+}
+
+void Stream::PeerDied(int error, bool raw_tx) {
   const bool tcp_reset = error != 0;
-  const bool raw_tx = tx_ == Tx::kRaw;
   const bool raw_rx = rx_ == Rx::kRaw;
+  // The peer has sent raw bytes up to there, if it has named an X.
+  const std::uint64_t sent = rx_x_;
   if (!TakeLastBytes(tcp_reset)) return;
   eof_ = true;
   error = ErrorOfEnd(error, raw_tx, raw_rx);
+  if (InOff() < sent && error == 0) error = ECONNRESET;
   const bool short_of_end = pfin_known_ && rx_off() + stash_.size() < pfin_;
   if (short_of_end && (error == 0 || error == EPIPE)) error = ECONNRESET;
   if (error != 0 && so_error_ == 0) {
@@ -374,6 +400,8 @@ bool Stream::TakeLastBytes(bool tcp_reset) {
 // before the offset that the peer has named.
 int Stream::ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const {
   if (error != 0 && error != ECONNRESET && error != EPIPE) return error;
+  const bool resets =
+      peer_resets_ || (lane_ != nullptr && lane_->PeerSaysReset());
   if (!raw_tx && lane_ != nullptr) {
     // The peer's ACK counts for all bytes, too. So do the bytes that the peer
     // has named as landed after it has closed: the last credit may have died
@@ -384,9 +412,9 @@ int Stream::ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const {
     if (acked < tx_off()) return ECONNRESET;
     const bool frame_unread =
         tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_;
-    return frame_unread && !peer_resets_ ? 0 : error;
+    return frame_unread && !resets ? 0 : error;
   }
-  if (!raw_tx || tx_off() != x_ || peer_resets_) return error;
+  if (!raw_tx || tx_off() != x_ || resets) return error;
   // On the way back to TCP: no byte of the application's is behind our RAW. A
   // peer that has not said RAW itself may have left our RAW unread.
   if (rx_ == Rx::kFrames) return 0;

@@ -6,20 +6,31 @@
 
 namespace rcsock::stream {
 
-// Rules 1 and 2. Requires that Write has a byte to stage.
+// Rules 1 and 2.
 bool Stream::MayPropose() const {
   return LaneUsable() && may_propose_ && !used_ && tx_ == Tx::kRaw &&
          rx_ == Rx::kRaw && waiting_ == Waiting::kNothing && !shut_ && !eof_ &&
          tx_off() - tail_from_ >= min_tail_ && out_.empty();
 }
 
-// Rule 3.
-bool Stream::Propose(std::uint8_t first) {
+// Rule 2. A byte that waits for the switch waits for all its steps. So C asks
+// for the switch before it has a byte, if the peer need not be proven and can
+// be told later that no COMMIT comes.
+void Stream::ProposeAhead() {
+  if (role_ != Role::kConnector || !MayPropose() || min_tail_ != 0 ||
+      !lane_->Outlives() || anchor_->Ended()) {
+    return;
+  }
+  Propose(nullptr);
+}
+
+// Rule 3. `first`: the first byte to be staged, or null.
+bool Stream::Propose(const std::uint8_t* first) {
   if (lane_->Writable() == 0) return false;
   used_ = true;
   x_ = tx_off();
   posted_base_ = lane_->Posted();
-  flip_ = peers_[0] == first;
+  flip_ = first != nullptr && peers_[0] == *first;
   Ctl ctl;
   ctl.kind = CtlKind::kPropose;
   ctl.flags = flip_ ? kCtlFlip : 0;
@@ -54,6 +65,7 @@ void Stream::OnPropose(const Ctl& ctl) {
   their_tail_ = ctl.tail;
   rx_x_ = ctl.offset;
   waiting_ = Waiting::kPropose;
+  TakeForgone();
   CheckPending();
 }
 
@@ -105,6 +117,9 @@ void Stream::CheckPending() {
     waiting_ = Waiting::kArm;
     rx_ = Rx::kArm;
     hs_have_ = 0;
+    // The answers to both then come at once. Only where the memory outlives
+    // this process: until COMMIT the bytes are in no queue of TCP's.
+    if (proven_ && lane_->Outlives()) BeginStaging();
     return;
   }
   // Rule 7.
@@ -143,6 +158,7 @@ void Stream::OnAccept(const Ctl& ctl) {
   tx_ = Tx::kComm;
   // C has not proposed. The bytes that are not acknowledged stay in the ring. A
   // writer that waits for room in the copy gets that room.
+  if (copy_.empty()) return;
   copy_.Clear();
   Emit(kTxReady);
 }
@@ -171,31 +187,8 @@ void Stream::OnSwitch(const Ctl& ctl) {
   CheckPending();
 }
 
-// Rule 6: R at X_p.
-void Stream::OnArmBytes() {
-  const Nonce commit = CommitOf(mine_, flip_);
-  for (std::uint8_t i = 0; i < hs_have_; ++i) {
-    if (hs_[i] == commit[i]) continue;
-    // The bytes are the application's: P has withdrawn, or the lane's peer does
-    // not own this connection.
-    std::uint8_t n = hs_have_;
-    hs_have_ = 0;
-    rx_ = Rx::kRaw;
-    // What P has staged is in the ring while it comes by TCP.
-    Trigger(base::Reason::kPeerDemoted);
-    limbo_.Clear();
-    waiting_ = Waiting::kNothing;
-    tail_rx_.Push(hs_, n);
-    if (!stash_.Append(hs_, n)) return Fail(base::Reason::kNoMemory);
-    Emit(kRxReady);
-    TookRaw();
-    return;
-  }
-  if (hs_have_ < commit.size()) return;
-  hs_have_ = 0;
-  proven_ = true;
-  rx_ = Rx::kFrames;
-  waiting_ = Waiting::kGot;
+// Rule 6: R names X_r, and stages from there on.
+void Stream::BeginStaging() {
   if (!LaneUsable() || tx_ != Tx::kRaw || shut_ || tx_broken_) return;
   x_ = tx_off();
   posted_base_ = lane_->Posted();
@@ -205,8 +198,53 @@ void Stream::OnArmBytes() {
   ctl.offset = x_;
   if (!PostCtl(ctl)) return Trigger(base::Reason::kLaneError);
   tx_ = Tx::kStg;
-  if ((broken_ & kAcceptEarly) != 0) accept_ = true;
   Emit(kTxReady);
+}
+
+// No COMMIT comes. The bytes at X_p are the application's: P has withdrawn, or
+// the lane's peer does not own this connection.
+void Stream::Disarm() {
+  const std::uint8_t n = hs_have_;
+  hs_have_ = 0;
+  rx_ = Rx::kRaw;
+  Trigger(base::Reason::kPeerDemoted);
+  waiting_ = Waiting::kNothing;
+  // P has sent no GOT, so it still reads raw bytes.
+  if (tx_ == Tx::kStg) GoRaw(x_, false);
+  // If P dies before TCP has any of what it has staged, that is in the ring
+  // alone (rule 18).
+  if (n == 0) return;
+  limbo_.Clear();
+  tail_rx_.Push(hs_, n);
+  if (!stash_.Append(hs_, n)) return Fail(base::Reason::kNoMemory);
+  Emit(kRxReady);
+  TookRaw();
+}
+
+// Rule 6. P has proposed ahead, and its bytes may begin as COMMIT does.
+void Stream::TakeForgone() {
+  const bool asked = rx_ == Rx::kArm || waiting_ == Waiting::kPropose;
+  if (asked && lane_ != nullptr && lane_->PeerForgoes() &&
+      (broken_ & kDeafToForgo) == 0) {
+    Disarm();
+  }
+}
+
+// Rule 6: R at X_p.
+void Stream::OnArmBytes() {
+  TakeForgone();
+  if (rx_ != Rx::kArm) return;
+  const Nonce commit = CommitOf(mine_, flip_);
+  for (std::uint8_t i = 0; i < hs_have_; ++i) {
+    if (hs_[i] != commit[i]) return Disarm();
+  }
+  if (hs_have_ < commit.size()) return;
+  hs_have_ = 0;
+  proven_ = true;
+  rx_ = Rx::kFrames;
+  waiting_ = Waiting::kGot;
+  BeginStaging();
+  if (tx_ == Tx::kStg && (broken_ & kAcceptEarly) != 0) accept_ = true;
 }
 
 // Rule 8.
@@ -216,7 +254,7 @@ void Stream::OnGot() {
     return Fail(base::Reason::kNoMemory);
   }
   tx_ = Tx::kLane;
-  Emit(kPromotedTx | kTxReady);
+  Emit(kTimerOff | kPromotedTx | kTxReady);
   if (shut_) SendFin();
   if (!LaneUsable()) {
     SendLaneDown();
@@ -227,6 +265,7 @@ void Stream::OnGot() {
   accept_ = true;
   waiting_ = Waiting::kNothing;
   Emit(kPromotedRx | kRxReady);
+  LeaveIfAsked();
 }
 
 // Rule 9: P at X_r.
@@ -245,6 +284,7 @@ void Stream::OnCommitFrame() {
     Emit(kTimerOff | kPromotedTx | kTxReady);
     if (shut_) SendFin();
   }
+  if (LaneUsable()) LeaveIfAsked();
 }
 
 }  // namespace rcsock::stream

@@ -58,6 +58,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   probe_stalled_ = 0;
   probe_out_ = probe_asked_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
+  leaves_later_ = base::Reason::kNone;
   lane_down_seen_ = left_known_ = left_taken_ = false;
   hands_over_ = awaits_raw_ = false;
   kept_.Clear();
@@ -121,17 +122,20 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
         // reports the rest.
         if (lane::IovCursor(iov, count, 0)
                 .Readable(std::min(total, kMaxCopy)) &&
-            Propose(*static_cast<const std::uint8_t*>(iov[i].iov_base))) {
+            Propose(static_cast<const std::uint8_t*>(iov[i].iov_base))) {
           ssize_t n = StageOrPost(iov, count, total);
           if (n > 0) return n;
-          // Rule 2: each proposal follows a staged byte.
+          // Rule 2: a byte follows this PROPOSE.
           Trigger(base::Reason::kLaneError);
         }
       }
       return SendRaw(iov, count);
+    case Tx::kStg:
+      if (frozen_) TakeForgone();
+      if (tx_ == Tx::kRaw) return WriteNow(iov, count, total);
+      [[fallthrough]];
     case Tx::kProp:
     case Tx::kComm:
-    case Tx::kStg:
     case Tx::kLane:
       return LaneUsable() ? StageOrPost(iov, count, total) : -EAGAIN;
     case Tx::kDown:
@@ -288,10 +292,12 @@ void Stream::Progress() {
   TakeCtl();
   PumpTcp();
   TakeCtl();
+  TakeForgone();
   CheckPending();
   if (LaneUsable() && lane_->State() != base::Reason::kNone) {
     Trigger(lane_->State());
   }
+  ProposeAhead();
   Settle();
 }
 
@@ -301,6 +307,8 @@ void Stream::Timer() {
   // answer.
   TakeCtl();
   if (tx_ == Tx::kProp || tx_ == Tx::kComm) Trigger(base::Reason::kTimeout);
+  TakeForgone();
+  if (tx_ == Tx::kStg && frozen_) Emit(kTimerOn);
   Settle();
 }
 
@@ -400,8 +408,7 @@ bool Stream::WantsAnchorRead() const {
 
 bool Stream::Untaken() const {
   if (Readable() != 0 || !limbo_.empty()) return true;
-  // A PROPOSE always has bytes behind it (rule 2).
-  return waiting_ == Waiting::kPropose ||
+  return (waiting_ == Waiting::kPropose && InOff() < rx_x_) ||
          (waiting_ != Waiting::kNothing && InOff() <= rx_x_ && LaneUsable() &&
           lane_->Readable() != 0);
 }

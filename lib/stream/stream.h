@@ -175,6 +175,12 @@ class Stream {
   // Does all that can be done now: flushes, reads frames, reads ahead what the
   // switch waits for, takes lane control messages, and notices a dead lane.
   void Progress();
+  // The process is about to end. Takes back what the peer has not agreed to,
+  // and begins no switch. Switching() may still hold.
+  void EndSoon();
+  // Returns true if this end has agreed to a switch, and TCP may still have to
+  // carry what it has sent.
+  bool Switching() const { return tx_ == Tx::kStg; }
   void Timer();
   // Call it now and then for a lane that can silently lose what it has taken,
   // by a dead link or a transport that retries for ever. Unless credit covers
@@ -331,6 +337,7 @@ class Stream {
     kNoThaw = 2048,
     kForgetRing = 4096,
     kWriteBehindRaw = 8192,
+    kDeafToForgo = 16384,
   };
 
   // The most bytes that S may have staged behind a PROPOSE that C ignores.
@@ -381,19 +388,24 @@ class Stream {
 
   // Promotion (promote.cc).
   bool MayPropose() const;
-  bool Propose(std::uint8_t first);
+  void ProposeAhead();
+  bool Propose(const std::uint8_t* first);
   void OnPropose(const Ctl& ctl);
   void OnAccept(const Ctl& ctl);
   void OnSwitch(const Ctl& ctl);
   void CheckPending();
   void Withdraw();
   bool PostHeld();
+  void BeginStaging();
+  void Disarm();
+  void TakeForgone();
   void OnArmBytes();
   void OnCommitFrame();
   void OnGot();
 
   // Demotion and failover (demote.cc).
   void Trigger(base::Reason reason);
+  void LeaveIfAsked();
   void FreezeLane(base::Reason reason);
   void SendLaneDown();
   void OnLaneDown(std::uint64_t r, std::uint8_t flags);
@@ -423,7 +435,8 @@ class Stream {
   bool StashIsFull() const { return stash_.size() > limits_.stash; }
   bool PeerIsDead() const;
   void OnTcpEnd(int error);
-  void PeerDied(int error);
+  bool SendsRaw() const;
+  void PeerDied(int error, bool raw_tx);
   bool TakeLastBytes(bool tcp_reset);
   int ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const;
   bool MayHaveLeft() const;
@@ -468,7 +481,8 @@ class Stream {
   // State of the present lane.
   bool frozen_ = false;  // rule 11
   bool settled_ = false;
-  bool leave_ = false;  // within Demote
+  bool leave_ = false;                               // within Demote
+  base::Reason leaves_later_ = base::Reason::kNone;  // once in LANE
   bool may_propose_ = false;
   std::uint8_t min_tail_ = 0;
   std::uint64_t tail_from_ = 0;  // earlier raw bytes do not count

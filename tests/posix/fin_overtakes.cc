@@ -166,8 +166,7 @@ class Peer {
  private:
   static constexpr stream::Role kRole = stream::Role::kConnector;
 
-  // The reader, which has it too, may propose at once, and it alone does: two
-  // at a time would need timers.
+  // The connecting end proposes, as soon as it has the lane.
   void LookForLane() {
     if (up_ || seeking_ == nullptr ||
         seeking_->answer.load(std::memory_order_acquire) != 1) {
@@ -175,7 +174,7 @@ class Peer {
     }
     up_ = true;
     stream_.LaneUp(seeking_->lane.get(), seeking_->epoch, seeking_->mine,
-                   seeking_->peers, false);
+                   seeking_->peers, true);
   }
 
   const int fd_;

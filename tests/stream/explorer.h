@@ -340,7 +340,8 @@ struct World {
         Kill(i, act);
         break;
       case Act::kHear: {
-        const auto left = static_cast<std::uint8_t>(link.left[1 - i]);
+        const auto left = static_cast<std::uint8_t>(
+            static_cast<int>(link.left[1 - i]) | link.forgoes[1 - i] << 2);
         if (!bounds->outlives || left == heard[i] || !peer.alive) return false;
         heard[i] = left;
         s.Progress();
@@ -480,6 +481,11 @@ struct World {
     up[0] = up[1] = true;
   }
 
+  // How many bytes R has sent before the switch.  Without one these are all.
+  static std::uint64_t SentBefore(const Stream& s, std::uint64_t all) {
+    return s.Tried() ? StreamTestAccess::X(s) : all;
+  }
+
   void Kill(int i, bool lossy) {
     Kill(i, lossy ? Act::kKillLossy : Act::kKill);
   }
@@ -504,10 +510,12 @@ struct World {
               StreamTestAccess::Queued(s) == 0);
     }
     // TCP loses as much where the application's bytes are unread; and R what it
-    // has sent before the switch, if COMMIT is.
+    // has sent before the switch, if COMMIT is, or P's way back.
     if (how == Act::kKillReset) {
       kept = kept && StreamTestAccess::In(s) == app[1 - i].written &&
-             s.rx() != Rx::kArm && s.tx() != Tx::kStg;
+             s.rx() != Rx::kArm && s.tx() != Tx::kStg &&
+             (s.rx() != Rx::kFrames ||
+              StreamTestAccess::In(t) >= SentBefore(s, a.written));
     }
     // ... and a survivor that is itself dead owes nothing.
     a.must_deliver = kept ? a.written : 0;
@@ -600,7 +608,9 @@ struct World {
       for (int i = 0; i < 2; ++i) {
         SerialiseRing(link.ring[i], to);
         u8(link.frozen[i] | (link.state[i] != base::Reason::kNone) << 1 |
-           static_cast<int>(link.left[i]) << 2 | heard[i] << 4);
+           static_cast<int>(link.left[i]) << 2 | link.forgoes[i] << 4 |
+           link.resets[i] << 5);
+        u8(heard[i]);
       }
       u8(dead_lane | mask << 1);
     }

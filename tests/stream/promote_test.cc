@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <string>
 
@@ -28,6 +29,145 @@ TEST_F(PairTest, PromotesBothDirectionsAndTellsOnce) {
   EXPECT_EQ(Get(0), "hello");
   EXPECT_EQ(world_.tcp.pipe[0].bytes.size() + world_.tcp.pipe[1].bytes.size(),
             0u);
+}
+
+// On shared memory the connecting end proposes before it has a byte.
+class AheadTest : public PairTest {
+ protected:
+  AheadTest() {
+    world_.link.outlives = true;
+    Up();
+  }
+  // C has proposed, and S has agreed.  C does not know it yet.
+  void Agree() {
+    S(0).Progress();
+    EXPECT_EQ(S(0).tx(), Tx::kProp);
+    world_.link.auto_land = false;
+    S(1).Progress();
+    EXPECT_EQ(S(1).rx(), Rx::kArm);
+    EXPECT_EQ(S(1).tx(), Tx::kStg);
+  }
+  void BothAreRaw() {
+    for (int i = 0; i < 2; ++i) {
+      S(i).Progress();
+      EXPECT_EQ(S(i).tx(), Tx::kRaw) << i;
+      EXPECT_EQ(S(i).rx(), Rx::kRaw) << i;
+      EXPECT_FALSE(S(i).Failed()) << i;
+    }
+  }
+};
+
+TEST_F(AheadTest, NoByteWaitsForTheSwitch) {
+  Go();
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(S(i).FastTx() && S(i).FastRx()) << i;
+  EXPECT_EQ(S(0).tx_off() + S(1).tx_off(), 0u);
+  EXPECT_EQ(Put(0, "x"), 1);
+  EXPECT_EQ(Get(1), "x");
+}
+
+// COMMIT and GOT go in one piece, since SWITCH comes right behind ACCEPT.
+TEST_F(AheadTest, FourSteps) {
+  S(0).Progress();  // PROPOSE
+  S(1).Progress();  // ACCEPT, SWITCH
+  EXPECT_EQ(world_.tcp.pipe[1].bytes.size(), 0u);
+  S(0).Progress();  // COMMIT, GOT
+  EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), 2 * kFrameSize);
+  S(1).Progress();  // COMMIT
+  EXPECT_TRUE(S(1).FastTx() && S(1).FastRx());
+  S(0).Progress();
+  EXPECT_TRUE(S(0).FastTx() && S(0).FastRx());
+}
+
+TEST_F(AheadTest, ForgoesBeforeBytesThatLookLikeCommit) {
+  Agree();
+  S(0).Timer();
+  // As the COMMIT does that S waits for.
+  const char first = static_cast<char>(World::NonceOf(1)[0]);
+  EXPECT_EQ(Put(0, std::string(1, first)), 1);
+  EXPECT_EQ(Get(1), std::string(1, first));
+  BothAreRaw();
+}
+
+TEST_F(AheadTest, ForgoesBeforeThePeerHasRead) {
+  S(0).Progress();
+  S(0).Timer();
+  const char first = static_cast<char>(World::NonceOf(1)[0]);
+  EXPECT_EQ(Put(0, std::string(1, first)), 1);
+  EXPECT_EQ(Get(1), std::string(1, first));
+  BothAreRaw();
+}
+
+// S need not wait for a byte to be on TCP again.
+TEST_F(AheadTest, WhatWasStagedGoesRaw) {
+  Agree();
+  EXPECT_EQ(Put(1, "hello"), 5);
+  S(0).Timer();
+  BothAreRaw();
+  EXPECT_EQ(Get(0), "hello");
+}
+
+TEST_F(AheadTest, BothGiveUp) {
+  Agree();
+  S(1).Demote(base::Reason::kPolicy);
+  S(0).Timer();
+  const char first = static_cast<char>(World::NonceOf(1)[0]);
+  EXPECT_EQ(Put(0, std::string(1, first)), 1);
+  EXPECT_EQ(Get(1), std::string(1, first));
+  BothAreRaw();
+}
+
+// Nothing has changed on TCP, so its reset is the application's.
+TEST_F(AheadTest, AResetIsAReset) {
+  S(0).Progress();
+  Reset(1);
+  EXPECT_EQ(Get(0), "error " + std::to_string(ECONNRESET));
+}
+
+// S has agreed, and C has read that and not answered.
+TEST_F(AheadTest, AResetBehindAcceptIsAReset) {
+  Agree();
+  Reset(1);
+  world_.link.ring[1].LandAll();
+  EXPECT_EQ(Get(0), "error " + std::to_string(ECONNRESET));
+}
+
+// C has answered, so the kernel's reset alone might be of the answer's making.
+TEST_F(AheadTest, AResetBehindCommitIsAReset) {
+  Agree();
+  world_.link.ring[1].LandAll();
+  S(0).Progress();
+  EXPECT_EQ(S(0).tx(), Tx::kComm);
+  Reset(1);
+  EXPECT_EQ(Get(0), "error " + std::to_string(ECONNRESET));
+}
+
+// The peer's kernel has dropped what it had not sent, since COMMIT was unread.
+TEST_F(AheadTest, BytesBeforeTheSwitchAreMissed) {
+  StartOver();
+  EXPECT_EQ(Put(1, "abcd"), 4);
+  world_.link.outlives = true;
+  Up();
+  Agree();
+  const std::string sent = world_.tcp.pipe[1].bytes;
+  world_.link.ring[1].LandAll();
+  world_.tcp.pipe[1].bytes.clear();  // under way yet
+  S(0).Progress();
+  EXPECT_EQ(S(0).tx(), Tx::kComm);
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  world_.tcp.pipe[1].bytes = sent.substr(0, 2);
+  EXPECT_EQ(Get(0), "ab");
+  // The link has noticed, and nobody has told the stream.
+  world_.link.state[0] = base::Reason::kPeerGone;
+  EXPECT_EQ(Get(0), "error " + std::to_string(ECONNRESET));
+}
+
+TEST_F(AheadTest, NotOnceItsProcessEnds) {
+  S(0).EndSoon();
+  Go();
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  BothAreRaw();
 }
 
 TEST_F(PairTest, WhatTheOwnerMovesItselfCounts) {

@@ -45,7 +45,8 @@ class Words {
   // Each Add below takes a struct apart into all of its members: one more is
   // one that this test does not compile without.
   void Add(const std::string& name, ControlLine& line) {
-    auto& [consumed, sleepers, poll, more, left, came, offer, takes] = line;
+    auto& [consumed, sleepers, poll, more, left, came, offer, takes, forgoes,
+           resets] = line;
     Add(name + ".consumed", consumed);
     Add(name + ".sleepers", sleepers);
     Add(name + ".poll", poll);
@@ -54,6 +55,8 @@ class Words {
     Add(name + ".came", came);
     Add(name + ".offer", offer);
     Add(name + ".takes", takes);
+    Add(name + ".forgoes", forgoes);
+    Add(name + ".resets", resets);
   }
   void Add(const std::string& name, ReachedLine& line) {
     auto& [messages] = line;

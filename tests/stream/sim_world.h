@@ -154,6 +154,7 @@ struct StreamTestAccess {
   static bool Frozen(const Stream& s) { return s.frozen_; }
   static bool HandsOver(const Stream& s) { return s.hands_over_; }
   static std::uint64_t In(const Stream& s) { return s.InOff(); }
+  static std::uint64_t X(const Stream& s) { return s.x_; }
   static bool Shut(const Stream& s) { return s.shut_; }
   static bool TxBroken(const Stream& s) { return s.tx_broken_; }
   static bool Failed(const Stream& s) { return s.failed_; }
@@ -188,6 +189,7 @@ struct StreamTestAccess {
          s.proven_ << 7);
       u8(static_cast<int>(s.waiting_));
       u8(s.their_tail_);
+      u8(s.leaves_later_ != base::Reason::kNone);
       u64(s.epoch_);
       u64(s.x_);
       u64(s.posted_base_);

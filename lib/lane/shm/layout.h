@@ -99,6 +99,8 @@ struct alignas(64) ControlLine {
   // kTakesOffers: a thread of this side looks for the peer's offer. Builds
   // without offers leave 0 there.
   std::atomic<std::uint32_t> takes;
+  std::atomic<std::uint32_t> forgoes;  // 1: Lane::Forgo
+  std::atomic<std::uint32_t> resets;   // 1: Lane::SayReset
 };
 static_assert(sizeof(ControlLine) == 64);
 
@@ -215,7 +217,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds. A change of this memory's shape or
 // meaning, or of the frames beside it, needs another number here. The number is
 // the version of the rendezvous, which keeps different builds apart.
-constexpr std::uint8_t kMemoryVersion = 12;
+constexpr std::uint8_t kMemoryVersion = 13;
 
 // A hash that notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
@@ -242,6 +244,8 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(ControlLine, came)},
                              std::uint64_t{offsetof(ControlLine, offer)},
                              std::uint64_t{offsetof(ControlLine, takes)},
+                             std::uint64_t{offsetof(ControlLine, forgoes)},
+                             std::uint64_t{offsetof(ControlLine, resets)},
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
@@ -253,7 +257,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0x245d8ea3a52ca108, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x14c941c99576324c, "then kMemoryVersion too");
 
 // The fence between this side's store and its look at what the other side
 // stores. Dekker's argument needs it on both sides (lib/base/barrier.h).

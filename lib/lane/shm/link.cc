@@ -224,6 +224,8 @@ void Link::Scrub(int index) {
     control.poll.store(0, std::memory_order_relaxed);
     control.more.store(0, std::memory_order_relaxed);
     control.left.store(0, std::memory_order_relaxed);
+    control.forgoes.store(0, std::memory_order_relaxed);
+    control.resets.store(0, std::memory_order_relaxed);
     control.came.store(0, std::memory_order_relaxed);
     control.offer.store(0, std::memory_order_relaxed);
     control.takes.store(0, std::memory_order_relaxed);

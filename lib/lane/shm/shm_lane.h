@@ -121,6 +121,14 @@ class ShmLane final : public Lane {
   bool Outlives() const override { return true; }
   void TellLeft(Left left) override;
   Left PeerLeft() const override;
+  void Forgo() override;
+  bool PeerForgoes() const override {
+    return peer().forgoes.load(std::memory_order_acquire) != 0;
+  }
+  void SayReset() override { own().resets.store(1, std::memory_order_release); }
+  bool PeerSaysReset() const override {
+    return peer().resets.load(std::memory_order_acquire) != 0;
+  }
 
   // --- Copies of a device, straight into the ring and out of it ------------
   //
@@ -205,6 +213,7 @@ class ShmLane final : public Lane {
   };
   // Bounds the unread bytes, or puts that off while a device fills the ring.
   void SetBound(std::uint32_t bytes);
+  void RingConductor();
   // The ring has been written to as far as `end`.
   void Touch(std::uint32_t end);
   // Sleeps on a word of this end that the peer maps, while `token` is current.

@@ -40,6 +40,7 @@ void SimLink::Reset() {
     ring[i] = SimRing{};
     frozen[i] = false;
     left[i] = Lane::Left::kNot;
+    forgoes[i] = resets[i] = false;
     state[i] = base::Reason::kNone;
   }
 }
@@ -111,7 +112,7 @@ std::size_t SimLane::CopyUnacked(std::uint64_t from, void* to,
 Head SimLane::Peek() {
   SimRing& ring = Rx();
   if (ring.landed != 0) return ring.units[0] != 0 ? Head::kCtl : Head::kData;
-  return Head::kEmpty;
+  return link_->state[end_] != base::Reason::kNone ? Head::kDead : Head::kEmpty;
 }
 
 std::size_t SimLane::Readable() {

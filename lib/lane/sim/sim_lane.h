@@ -50,6 +50,8 @@ struct SimLink {
   // How far end i says that it has left the lane, if the memory outlives a
   // process.
   Lane::Left left[2] = {Lane::Left::kNot, Lane::Left::kNot};
+  bool forgoes[2] = {false, false};
+  bool resets[2] = {false, false};
   // Why end i believes that the lane is dead; kNone: it does not, so far.
   base::Reason state[2] = {base::Reason::kNone, base::Reason::kNone};
 
@@ -99,6 +101,10 @@ class SimLane : public Lane {
   Left PeerLeft() const override {
     return link_->outlives ? link_->left[1 - end_] : Left::kAll;
   }
+  void Forgo() override { link_->forgoes[end_] = link_->outlives; }
+  bool PeerForgoes() const override { return link_->forgoes[1 - end_]; }
+  void SayReset() override { link_->resets[end_] = link_->outlives; }
+  bool PeerSaysReset() const override { return link_->resets[1 - end_]; }
 
  private:
   friend struct SimRing;

@@ -1,6 +1,10 @@
 #include "lib/posix/socket/sock_answers.h"
 
+#include <linux/sockios.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <climits>
@@ -79,7 +83,13 @@ bool Answers::Unsent(bool not_sent, int* bytes) const {
     sock_->HandleChanges();
   }
   std::uint64_t n = sock_->engine()->Unacked();
-  if (sock_->engine()->tx() == stream::Tx::kLane) {
+  if (sock_->engine()->tx() != stream::Tx::kLane) {
+    // What went to TCP before the switch, and frames.
+    int queued = 0;
+    ::syscall(SYS_ioctl, sock_->fd(), not_sent ? SIOCOUTQNSD : SIOCOUTQ,
+              &queued);
+    n += static_cast<std::uint64_t>(std::max(queued, 0));
+  } else {
     // Bytes in shared memory are where the peer's kernel would have them, read
     // or not, so TCP would count them no more.  If the ring has no room, TCP
     // would still have some bytes here.

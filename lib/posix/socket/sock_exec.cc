@@ -141,9 +141,7 @@ short AcrossExec::FlushLatched(std::uint64_t deadline_ns, bool last) {
   stream::Stream& stream = *sock_->engine();
   // What is staged for a peer that has not agreed yet, and may never have had
   // the lane, is still TCP's to deliver.
-  if (stream.tx() == stream::Tx::kProp) {
-    stream.Demote(Reason::kShortLived, false);
-  }
+  stream.EndSoon();
   stream.Progress();
   const bool late = base::NowNs() >= deadline_ns;
   if (stream.WantsAnchorWrite()) {
@@ -153,6 +151,8 @@ short AcrossExec::FlushLatched(std::uint64_t deadline_ns, bool last) {
   if (late) return 0;
   // What the peer sends once more is unread to the kernel, which would reset.
   if (stream.Ahead() != 0) return POLLIN;
+  // So is the peer's COMMIT: the kernel would drop what it has not sent.
+  if (stream.Switching()) return POLLIN;
   // The kernel would end this end first, and keep its addresses for a minute.
   const bool second = stream.PeerEnded() && !stream.Untaken() &&
                       sock_->holders().EndHere() &&

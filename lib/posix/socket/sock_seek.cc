@@ -293,8 +293,11 @@ void Sock::OpenLatched(std::unique_ptr<lane::Lane> lane, const Opening& by) {
   // Rule 2.  A peer that answers on an unauthenticated lane must also know more
   // of the connection than any program on its host can see.
   constexpr std::uint8_t kMinTail = 16;
-  stream_->LaneUp(lane_.get(), by.epoch, by.mine, by.peers,
-                  by.authenticated || !peer_.accepted(),
+  // On shared memory the connecting end proposes as soon as it has the lane.  A
+  // second proposal would only have to be withdrawn.
+  const bool may_propose =
+      !peer_.accepted() || (by.authenticated && !lane_is_shm_);
+  stream_->LaneUp(lane_.get(), by.epoch, by.mine, by.peers, may_propose,
                   by.authenticated ? std::uint8_t{0} : kMinTail);
   if (lane_state_.Leaving()) stream_->Demote(way_back_.why(), true);
   stream_->Progress();
