@@ -47,6 +47,13 @@ class AheadTest : public PairTest {
     EXPECT_EQ(S(1).rx(), Rx::kArm);
     EXPECT_EQ(S(1).tx(), Tx::kStg);
   }
+  // C sends a byte with which the COMMIT begins that S waits for.
+  void SaysWhatLooksLikeCommit() {
+    const std::string first(1, static_cast<char>(World::NonceOf(1)[0]));
+    EXPECT_EQ(Put(0, first), 1);
+    EXPECT_EQ(Get(1), first);
+    BothAreRaw();
+  }
   void BothAreRaw() {
     for (int i = 0; i < 2; ++i) {
       S(i).Progress();
@@ -81,20 +88,13 @@ TEST_F(AheadTest, FourSteps) {
 TEST_F(AheadTest, ForgoesBeforeBytesThatLookLikeCommit) {
   Agree();
   S(0).Timer();
-  // As the COMMIT does that S waits for.
-  const char first = static_cast<char>(World::NonceOf(1)[0]);
-  EXPECT_EQ(Put(0, std::string(1, first)), 1);
-  EXPECT_EQ(Get(1), std::string(1, first));
-  BothAreRaw();
+  SaysWhatLooksLikeCommit();
 }
 
 TEST_F(AheadTest, ForgoesBeforeThePeerHasRead) {
   S(0).Progress();
   S(0).Timer();
-  const char first = static_cast<char>(World::NonceOf(1)[0]);
-  EXPECT_EQ(Put(0, std::string(1, first)), 1);
-  EXPECT_EQ(Get(1), std::string(1, first));
-  BothAreRaw();
+  SaysWhatLooksLikeCommit();
 }
 
 // S need not wait for a byte to be on TCP again.
@@ -110,10 +110,7 @@ TEST_F(AheadTest, BothGiveUp) {
   Agree();
   S(1).Demote(base::Reason::kPolicy);
   S(0).Timer();
-  const char first = static_cast<char>(World::NonceOf(1)[0]);
-  EXPECT_EQ(Put(0, std::string(1, first)), 1);
-  EXPECT_EQ(Get(1), std::string(1, first));
-  BothAreRaw();
+  SaysWhatLooksLikeCommit();
 }
 
 // Nothing has changed on TCP, so its reset is the application's.

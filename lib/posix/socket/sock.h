@@ -339,7 +339,7 @@ class Sock final : public SockLayout {
 
   // --- What has changed (sock_events.cc)
   // The parts of HandleChanges.
-  bool OnPromoted() RC_REQUIRES(tx_latch, rx_latch);
+  void OnPromoted() RC_REQUIRES(tx_latch, rx_latch);
   void OnLeftLane() RC_REQUIRES(tx_latch, rx_latch);
   void SetTimer(std::uint32_t changes) RC_REQUIRES(tx_latch, rx_latch);
   // `was_there`: the stream was on its lane, and not only on the way there.

@@ -110,10 +110,7 @@ void Sock::HandleChanges() {
                static_cast<unsigned long long>(stream_->tx_off()),
                static_cast<unsigned long long>(stream_->rx_off()));
   }
-  // One edge is enough for all that a switch changes.
-  const bool told =
-      (changes & (stream::kPromotedTx | stream::kPromotedRx)) != 0 &&
-      OnPromoted();
+  if (changes & (stream::kPromotedTx | stream::kPromotedRx)) OnPromoted();
   if (changes & stream::kLeftLane) OnLeftLane();
   const bool rx = (changes & stream::kRxReady) != 0;
   const bool tx = (changes & stream::kTxReady) != 0;
@@ -121,7 +118,7 @@ void Sock::HandleChanges() {
   if (tx) WakeThreads(true);
   if (rx && stream_->rx() != stream::Rx::kFrames) {
     Registrations::Ready(this);  // the kernel may have something, too
-  } else if ((rx || tx) && !told) {
+  } else if (rx || tx) {
     TellLatched(rx, tx);
   }
   SetTimer(changes);
@@ -138,13 +135,13 @@ void Sock::HandleChanges() {
   UpdateWatch();
 }
 
-// Returns whether the stream's registrations have been told.
-bool Sock::OnPromoted() {
+// Both directions are ready then, which HandleChanges tells.
+void Sock::OnPromoted() {
   tally_.Promoted();
   search_.SetReason(Reason::kNone);
   if (on_lane_.load(std::memory_order_relaxed) || !stream_->FastTx() ||
       stream_->rx() != stream::Rx::kFrames) {
-    return false;
+    return;
   }
   RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
              lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
@@ -154,8 +151,6 @@ bool Sock::OnPromoted() {
   tally_.CameOnLane();
   PatienceFor(lane_kind_).Kept();
   Registrations::Get().NotifyLatched(this);
-  TellLatched(true, true);
-  return true;
 }
 
 void Sock::OnLeftLane() {
