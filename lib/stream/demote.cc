@@ -80,6 +80,7 @@ void Stream::Trigger(base::Reason reason) {
         // far.
         tx_ = Tx::kDown;
       } else {
+        left_comm_ = true;
         GoRaw(x_, true);
       }
       break;

@@ -418,6 +418,8 @@ int Stream::ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const {
   // On the way back to TCP: no byte of the application's is behind our RAW. A
   // peer that has not said RAW itself may have left our RAW unread.
   if (rx_ == Rx::kFrames) return 0;
+  // P has left COMM.  R may have read neither COMMIT nor RAW.
+  if (raw_rx && left_comm_ && !lane_down_seen_) return 0;
   // The peer has said RAW, and was killed before it had read ours.
   if (raw_rx && lane_down_seen_ && lane_ != nullptr && lane_->Outlives() &&
       lane_->PeerLeft() == lane::Lane::Left::kNot) {

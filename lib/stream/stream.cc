@@ -59,7 +59,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   probe_out_ = probe_asked_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
   leaves_later_ = base::Reason::kNone;
-  lane_down_seen_ = left_known_ = left_taken_ = false;
+  lane_down_seen_ = left_known_ = left_taken_ = left_comm_ = false;
   hands_over_ = awaits_raw_ = false;
   kept_.Clear();
   told_left_ = lane::Lane::Left::kNot;

@@ -509,6 +509,7 @@ class Stream {
   // bytes) or COMMIT.
   bool proven_ = true;
   bool lane_down_seen_ = false;
+  bool left_comm_ = false;  // by RAW
   Waiting waiting_ = Waiting::kNothing;
   std::uint8_t their_tail_ = 0;  // tail_len of the peer's PROPOSE
   std::uint32_t epoch_ = 0;

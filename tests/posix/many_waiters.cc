@@ -77,6 +77,67 @@ Case waiters_edge(
 Case waiters_once(
     "waiters_oneshot", [](int fd) { ManyWaiters(fd, EPOLLONESHOT); },
     FeedWaiters);
+// A connection that three threads wait for, each time for one report.
+struct Flow {
+  int fd = -1;
+  std::atomic<bool> told{false};
+
+  void Arm(int set, int op) {
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLONESHOT;
+    event.data.ptr = this;
+    CHECK_THAT(::epoll_ctl(set, op, fd, &event) == 0);
+  }
+};
+
+// Echoes what comes until `count` connections have ended.
+class OnceEcho {
+ public:
+  OnceEcho(int set, int count) : set_(set), open_(count) {
+    for (auto& one : threads_) one = std::thread([this] { Run(); });
+  }
+  void End() {
+    for (auto& one : threads_) one.join();
+    Log("%d told twice, %d in vain", twice_.load(), vain_.load());
+  }
+
+ private:
+  void Run() {
+    while (open_ > 0) {
+      epoll_event events[16];
+      const int n = ::epoll_wait(set_, events, 16, 100);
+      for (int k = 0; k < n; ++k) Echo(static_cast<Flow*>(events[k].data.ptr));
+    }
+  }
+  void Echo(Flow* flow) {
+    if (flow->told.exchange(true)) ++twice_;
+    char text[16];
+    const ssize_t got = ::recv(flow->fd, text, sizeof text, MSG_DONTWAIT);
+    if (got == 0) {
+      --open_;
+      return;  // and stays told
+    }
+    if (got < 0) ++vain_;
+    if (got > 0) SendAll(flow->fd, text, sizeof text);
+    flow->told = false;
+    flow->Arm(set_, EPOLL_CTL_MOD);
+  }
+
+  const int set_;
+  std::atomic<int> open_;
+  std::atomic<int> twice_{0};
+  std::atomic<int> vain_{0};
+  std::thread threads_[3];
+};
+
+void TalkRounds(const std::vector<int>& fds, int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    char text[16] = "abcdefghijklmno";
+    for (const int fd : fds) SendAll(fd, text, sizeof text);
+    for (const int fd : fds) RecvAll(fd, text, sizeof text);
+  }
+}
+
 // So many that the kernel is asked about several of them together when they
 // leave it for a lane.
 const int kOnceMany = std::max(40, Scale(600));
@@ -85,61 +146,48 @@ Case waiters_once_many(
     [](int) {
       const int listener = ListenAndTell();
       const int set = ::epoll_create1(0);
-      struct Flow {
-        int fd;
-        std::atomic<bool> told{false};
-      };
       std::vector<Flow> flows(static_cast<std::size_t>(kOnceMany));
       for (Flow& flow : flows) {
         flow.fd = Accept(listener);
-        epoll_event event{};
-        event.events = EPOLLIN | EPOLLONESHOT;
-        event.data.ptr = &flow;
-        CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, flow.fd, &event) == 0);
+        flow.Arm(set, EPOLL_CTL_ADD);
       }
-      std::atomic<int> open{kOnceMany};
-      std::atomic<int> twice{0};
-      std::atomic<int> vain{0};
-      std::vector<std::thread> threads;
-      for (int i = 0; i < 3; ++i) {
-        threads.emplace_back([&] {
-          while (open > 0) {
-            epoll_event events[16];
-            const int n = ::epoll_wait(set, events, 16, 100);
-            for (int k = 0; k < n; ++k) {
-              Flow& flow = *static_cast<Flow*>(events[k].data.ptr);
-              if (flow.told.exchange(true)) ++twice;
-              char text[16];
-              const ssize_t got =
-                  ::recv(flow.fd, text, sizeof text, MSG_DONTWAIT);
-              if (got == 0) {
-                --open;
-                continue;  // and stays told
-              }
-              if (got < 0) ++vain;
-              if (got > 0) SendAll(flow.fd, text, sizeof text);
-              flow.told = false;
-              epoll_event again{};
-              again.events = EPOLLIN | EPOLLONESHOT;
-              again.data.ptr = &flow;
-              ::epoll_ctl(set, EPOLL_CTL_MOD, flow.fd, &again);
-            }
-          }
-        });
-      }
-      for (auto& one : threads) one.join();
-      Log("%d told twice, %d in vain", twice.load(), vain.load());
+      OnceEcho echo(set, kOnceMany);
+      echo.End();
     },
     [](int) {
       const int port = HearPort();
       std::vector<int> fds;
       for (int i = 0; i < kOnceMany; ++i) fds.push_back(Connect(port));
-      for (int round = 0; round < 40; ++round) {
-        char text[16] = "abcdefghijklmno";
-        for (const int fd : fds) SendAll(fd, text, sizeof text);
-        for (const int fd : fds) RecvAll(fd, text, sizeof text);
-      }
+      TalkRounds(fds, 40);
       for (const int fd : fds) ::close(fd);
+      Log("done");
+    },
+    {.warm = false, .connect = false, .seconds = 120});
+
+// They end as they take their lanes, or soon after.
+const int kOnceShort = std::max(40, Scale(400));
+Case waiters_once_short(
+    "waiters_oneshot_short",
+    [](int) {
+      const int listener = ListenAndTell();
+      const int set = ::epoll_create1(0);
+      std::vector<Flow> flows(static_cast<std::size_t>(kOnceShort));
+      OnceEcho echo(set, kOnceShort);
+      for (Flow& flow : flows) {
+        flow.fd = Accept(listener);
+        flow.Arm(set, EPOLL_CTL_ADD);
+      }
+      echo.End();
+    },
+    [](int) {
+      const int port = HearPort();
+      constexpr int kTogether = 20;
+      for (int i = 0; i < kOnceShort; i += kTogether) {
+        std::vector<int> fds;
+        for (int k = 0; k < kTogether; ++k) fds.push_back(Connect(port));
+        TalkRounds(fds, 1 + i / kTogether % 8);
+        for (const int fd : fds) ::close(fd);
+      }
       Log("done");
     },
     {.warm = false, .connect = false, .seconds = 120});

@@ -138,6 +138,21 @@ TEST_F(AheadTest, AResetBehindCommitIsAReset) {
   EXPECT_EQ(Get(0), "error " + std::to_string(ECONNRESET));
 }
 
+// The peer was killed between ACCEPT and SWITCH.  Its kernel resets the
+// connection, since COMMIT and RAW are unread.
+TEST_F(AheadTest, AResetBehindCommitAndRawIsAnEndOfAKilledPeer) {
+  Agree();
+  EXPECT_TRUE(world_.link.ring[1].Land());
+  S(0).Progress();
+  EXPECT_EQ(S(0).tx(), Tx::kComm);
+  S(0).Timer();
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  world_.Kill(1, true);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  EXPECT_EQ(Get(0), "");
+}
+
 // The peer's kernel has dropped what it had not sent, since COMMIT was unread.
 TEST_F(AheadTest, BytesBeforeTheSwitchAreMissed) {
   StartOver();

@@ -64,7 +64,8 @@ constexpr std::uint32_t kWithExclusive =
   interest->CountArming();
   interest->edge.store(true, std::memory_order_relaxed);
   interest->direct.store(false, std::memory_order_relaxed);
-  interest->told_by_kernel = false;
+  interest->told_by_kernel = interest->armed_here = false;
+  interest->moved_at = set->moves() - (1u << 30);  // before every wait
   interest->told = 0;  // belongs to another set's waits
   interest->next_of_sock = sock->interests;
   sock->interests = interest;

@@ -239,16 +239,15 @@ class EpollSet final : public File {
   bool Heats() const { return heats_.load(std::memory_order_relaxed); }
   // BeginOnceMove and EndOnceMove bracket the move of a ONESHOT registration
   // out of the kernel's set.  ToldByLane checks what a wait that began before
-  // the move brings back.  The caller holds the interest latch from the first
-  // call to the second.
+  // the move brings back.  The caller holds the interest latch meanwhile.
   void BeginOnceMove() RC_REQUIRES(interest_latch) {
     once_moved_.store(moves() + (1u << 30), std::memory_order_seq_cst);
   }
   std::uint32_t EndOnceMove() RC_REQUIRES(interest_latch) {
-    const std::uint32_t at = moves_.fetch_add(1, std::memory_order_seq_cst) + 1;
-    once_moved_.store(at, std::memory_order_seq_cst);
-    return at;
+    return once_moved_ = moves_.fetch_add(1) + 1;
   }
+  // A ONESHOT registration is about to leave user space, or the kernel.
+  void OnceLeaves() RC_REQUIRES(interest_latch);
   void MarkDirty() { dirty_.store(true, std::memory_order_seq_cst); }
   void AddLink(const std::shared_ptr<lane::shm::Link>& link);
   void AddSource(lane::Source* source) RC_REQUIRES(interest_latch);
@@ -530,6 +529,7 @@ class EpollSet final : public File {
   // during a wait, both sides could report its events.
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<std::uint32_t> once_moved_{0};  // the last move of a ONESHOT
+  std::uint32_t once_left_at_ RC_GUARDED_BY(interest_latch) = 0;
   std::atomic<bool> nested_{false};
   // A caller arms the set from outside, so the set may be inside another set.
   std::atomic<bool> outside_{false};

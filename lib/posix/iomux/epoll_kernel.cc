@@ -15,6 +15,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/iomux/epoll.h"
+#include "lib/posix/iomux/once.h"
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/iomux/unread_wait.h"
 #include "lib/posix/socket/sock.h"
@@ -269,39 +270,73 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
   return kept > 0 ? kept : kOnlyBell;
 }
 
+namespace {
+
+// Returns a registration of the set that `is` accepts, on whichever side, or
+// null.
+template <class Is>
+Interest* FindIn(const EpollSet* set, Is&& is) RC_REQUIRES(interest_latch) {
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    File* const file = Named(fd);
+    if (file == nullptr || file->kind != FileKind::kSock) continue;
+    for (Interest* i = static_cast<Sock*>(file)->interests; i != nullptr;
+         i = i->next_of_sock) {
+      if (i->set == set && is(i)) return i;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// From here on each wait comes to ToldByLane.
+void EpollSet::OnceLeaves() {
+  ever_user_.store(true, std::memory_order_release);
+  once_left_at_ = moves();
+}
+
 // A ONESHOT registration that leaves the kernel is looked up in /proc, and then
-// deleted there.  If the kernel reports an event between the two, the lane
-// would report the event again to another thread.  The first of the two reports
-// spends the registration.  A thread with the kernel's report began to wait
-// before the deletion, and looks at once_moved_ after the wait.  If it finds
-// the mark of BeginOnceMove, it waits here for the end of the move.  Otherwise
-// it finds the count of EndOnceMove, which is past the count that its wait
-// began with.
+// deleted there.  If the kernel reports an event between the two, that event
+// would be reported again: by the lane, by InterestsUnread, or by the kernel
+// once the stream is back.  The first of the two reports spends the
+// registration.  A thread with the kernel's report began to wait before the
+// deletion, and looks at once_moved_ after the wait.  If it finds the mark of
+// BeginOnceMove, it waits here for the end of the move.  Otherwise it finds the
+// count of EndOnceMove, which is past the count that its wait began with.
 bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
   Critical critical;
   interest_latch.lock();
-  Interest* only = nullptr;
-  bool several = false;
-  for (Interest* i = members_; i != nullptr && !several; i = i->next_of_set) {
-    if (i->data.load(std::memory_order_relaxed) != event.data.u64 ||
-        (i->events.load(std::memory_order_relaxed) & EPOLLONESHOT) == 0 ||
-        !After(i->moved_at, before) ||
-        i->dormant.load(std::memory_order_relaxed)) {
-      continue;
-    }
-    several = only != nullptr;
-    only = i;
-  }
+  const auto has_data = [&](const Interest* i) {
+    return i->data.load(std::memory_order_relaxed) == event.data.u64 &&
+           !i->dormant.load(std::memory_order_relaxed);
+  };
+  const auto moved = [&](const Interest* i) RC_REQUIRES(interest_latch) {
+    return has_data(i) &&
+           (i->events.load(std::memory_order_relaxed) & EPOLLONESHOT) != 0 &&
+           After(i->moved_at, before);
+  };
+  Interest* one = members_;
+  while (one != nullptr && !moved(one)) one = one->next_of_set;
+  if (one == nullptr && After(once_left_at_, before)) one = FindIn(this, moved);
   bool told = false;
   // If several registrations have this data, the event may be of any.  Then the
   // event is reported: twice is better than never.
-  if (only != nullptr && !several) {
-    // If the registration has been armed again meanwhile, the lane has reported
-    // what there was, or will report it.
-    told = only->armed_here ||
-           (!only->told_by_kernel &&
-            only->spent.exchange(true, std::memory_order_relaxed));
-    only->told_by_kernel = true;
+  if (one != nullptr && FindIn(this, [&](const Interest* i) {
+                          return i != one && has_data(i);
+                        }) == nullptr) {
+    if (one->in_kernel) {
+      // The stream is back.  If the kernel has not reported the registration
+      // since, it will report what still holds.
+      told = AskAbout(one) == KernelSays::kArmed;
+    } else {
+      // If the registration has been armed again meanwhile, the lane has
+      // reported what there was, or will report it.
+      told = one->armed_here ||
+             (!one->told_by_kernel &&
+              one->spent.exchange(true, std::memory_order_relaxed));
+      one->told_by_kernel = true;
+    }
   }
   interest_latch.unlock();
   return told;

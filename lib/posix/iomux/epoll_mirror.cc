@@ -296,6 +296,7 @@ bool EpollSet::HasUnread() {
          i = i->next_of_sock) {
       const std::uint32_t events = i->events.load(std::memory_order_relaxed);
       has = i->set == this && i->in_kernel &&
+            !i->spent.load(std::memory_order_relaxed) &&
             ((events & (EPOLLIN | EPOLLRDNORM)) != 0 || failed) &&
             ((events & static_cast<std::uint32_t>(EPOLLET)) == 0 ||
              i->edge.load(std::memory_order_relaxed));

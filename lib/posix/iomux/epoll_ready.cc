@@ -122,16 +122,18 @@ int EpollSet::DrainPoller(Fresh* fresh) {
 
 // Takes the one report of a ONESHOT registration for this thread.  `armings`
 // was read before the look that has found something.  `data` gets the data that
-// the registration was armed with.  Returns false in three cases: ToldByLane
-// came first, the registration is now another stream's, or it has been armed
-// since: the arming thread may have read what the look has found.  A new arming
-// is on the list, or the next look finds it.  If the registration is armed anew
-// after this call, a later report has the new arming.
+// the registration was armed with.  Returns false in four cases: ToldByLane
+// came first, the registration is now another stream's, the kernel has it again
+// and reports it, or it has been armed since: the arming thread may have read
+// what the look has found.  A new arming is on the list, or the next look finds
+// it.  If the registration is armed anew after this call, a later report has
+// the new arming.
 bool EpollSet::Spend(Interest* interest, const Sock* sock,
                      std::uint32_t armings, std::uint64_t* data) {
   interest_latch.lock();
   const bool mine =
       interest->set == this && interest->sock == sock &&
+      interest->in_user.load(std::memory_order_relaxed) &&
       interest->armings.load(std::memory_order_relaxed) == armings &&
       !interest->spent.exchange(true, std::memory_order_relaxed);
   *data = interest->data.load(std::memory_order_relaxed);

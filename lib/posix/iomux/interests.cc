@@ -10,21 +10,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "lib/base/clock.h"
-#include "lib/base/file_text.h"
 #include "lib/base/guard.h"
 #include "lib/base/log.h"
 #include "lib/base/poll_now.h"
 #include "lib/base/real.h"
-#include "lib/base/unique_fd.h"
 #include "lib/lane/bell_cpu.h"
 #include "lib/posix/iomux/epoll.h"
 #include "lib/posix/iomux/epoll_away.h"
+#include "lib/posix/iomux/once.h"
 #include "lib/posix/iomux/registry.h"
 #include "lib/posix/socket/hidden.h"
 #include "lib/posix/socket/sock.h"
@@ -43,65 +39,13 @@ constinit Sock* moving RC_GUARDED_BY(interest_latch) = nullptr;
 // The time before which /proc is not asked.
 constinit std::uint64_t ask_from_ns RC_GUARDED_BY(interest_latch) = 0;
 
-// Asks /proc which of the registrations of `set` that are marked `asked` the
-// kernel has already reported.  The line of a reported registration has only
-// the flag bits of the events.  The kernel writes a line for each member from
-// the first on, however little is read.  So one registration costs as much as
-// all.  Returns false if /proc does not say.
-bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", set->fd());
-  const base::UniqueFd file(base::OpenText(path));
-  if (!file.ok()) return false;
-  static char text[16384];  // guarded by interest_latch
-  std::size_t length = 0;
-  for (;;) {
-    const long n = ::syscall(SYS_read, file.get(), text + length,
-                             sizeof text - 1 - length);
-    if (n <= 0) return n == 0;
-    length += static_cast<std::size_t>(n);
-    text[length] = 0;
-    char* line = text;
-    for (char* end; (end = std::strchr(line, '\n')) != nullptr;
-         line = end + 1) {
-      if (std::strncmp(line, "tfd:", 4) != 0) continue;
-      char* rest = nullptr;
-      const int number = static_cast<int>(std::strtol(line + 4, &rest, 10));
-      while (*rest == ' ') ++rest;
-      if (std::strncmp(rest, "events:", 7) != 0) continue;
-      const auto events =
-          static_cast<std::uint32_t>(std::strtoul(rest + 7, nullptr, 16));
-      constexpr std::uint32_t kFlags = EPOLLONESHOT |
-                                       static_cast<std::uint32_t>(EPOLLET) |
-                                       EPOLLEXCLUSIVE | EPOLLWAKEUP;
-      if ((events & ~kFlags) != 0) continue;
-      File* named = Named(number);
-      Interest* one =
-          named != nullptr && named->kind == FileKind::kSock
-              ? Registry::Find(static_cast<Sock*>(named), set, number)
-              : nullptr;
-      // The number may have been closed since, while a copy of it is left.
-      for (Sock* sock = moving; one == nullptr && sock != nullptr;
-           sock = sock->moving_next) {
-        one = Registry::Find(sock, set, number);
-      }
-      if (one == nullptr || !one->asked) continue;
-      one->told_by_kernel = true;
-      one->spent.store(true, std::memory_order_relaxed);
-    }
-    // The rest of a line comes with the next read.
-    length -= static_cast<std::size_t>(line - text);
-    std::memmove(text, line, length);
-  }
-}
-
 void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
   const std::uint64_t start = base::NowNs();
   for (Sock* sock = first; sock != nullptr; sock = sock->moving_next) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
       if (!i->asked) continue;
       EpollSet* const set = i->set;
-      const bool known = AskKernel(set);
+      const bool known = AskKernel(set, moving);
       for (Sock* other = sock; other != nullptr; other = other->moving_next) {
         for (Interest* k = other->interests; k != nullptr;
              k = k->next_of_sock) {
@@ -144,6 +88,22 @@ bool IsToLook(const Interest* interest) RC_REQUIRES(interest_latch) {
   return base::PollNow(&one) != 0;
 }
 
+// Leaves the registrations to the kernel if TCP has ended.  The stream would be
+// back at once, and so would an end that the kernel has just reported.
+bool StaysAtItsEnd(Sock* sock) RC_REQUIRES(interest_latch) {
+  pollfd one{sock->fd(), POLLRDHUP, 0};
+  base::PollNow(&one);
+  if ((one.revents & (POLLRDHUP | POLLHUP)) == 0) return false;
+  sock->interests_user = false;
+  sock->interests_stay = base::Reason::kShortLived;
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (!i->in_kernel) continue;
+    Registry::LeaveUser(i);
+    i->asked = (i->events.load() & EPOLLONESHOT) != 0;
+  }
+  return true;
+}
+
 // Moves all streams of `moving`.
 void MoveAll() RC_REQUIRES(interest_latch) {
   bool asks = false;
@@ -160,11 +120,13 @@ void MoveAll() RC_REQUIRES(interest_latch) {
       if ((i->events.load() & EPOLLONESHOT) == 0) continue;
       i->set->BeginOnceMove();
       i->told_by_kernel = i->armed_here = false;
+      i->spent.store(false, std::memory_order_relaxed);
       i->asked = asks = true;
     }
   }
   if (asks) AskKernelOf(moving);
   for (Sock* sock = moving; sock != nullptr; sock = sock->moving_next) {
+    if (asks && sock->interests_user && StaysAtItsEnd(sock)) continue;
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
       if (!i->in_kernel || !i->in_user.load(std::memory_order_relaxed)) {
         continue;
@@ -187,7 +149,9 @@ void MoveAll() RC_REQUIRES(interest_latch) {
   // Only after all of them have left.
   for (Sock* sock = moving; sock != nullptr && asks; sock = sock->moving_next) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
-      if (std::exchange(i->asked, false)) i->moved_at = i->set->EndOnceMove();
+      if (!std::exchange(i->asked, false)) continue;
+      const std::uint32_t at = i->set->EndOnceMove();
+      if (!i->in_kernel) i->moved_at = at;
     }
   }
 }
@@ -249,7 +213,7 @@ bool Interests::ToUser(Sock* sock) {
   const base::Reason stay =
       std::exchange(sock->interests_stay, base::Reason::kNone);
   interest_latch.unlock();
-  // A registration cannot leave the kernel, which sees TCP alone.
+  // A registration stays in the kernel, which sees TCP alone.
   if (stay != base::Reason::kNone) sock->way_back().PinSoon(stay);
   return true;
 }
@@ -273,9 +237,10 @@ void Interests::ToKernel(Sock* sock) {
       continue;
     }
     Registry::LeaveUser(i);
-    if (i->spent.load(std::memory_order_relaxed)) continue;
     epoll_event event{};
     event.events = i->events.load(std::memory_order_relaxed);
+    if ((event.events & EPOLLONESHOT) != 0) set->OnceLeaves();
+    if (i->spent.load(std::memory_order_relaxed)) continue;
     event.data.u64 = i->data.load(std::memory_order_relaxed);
     // The number may have been closed since, while a copy of it is left.
     if (posix::Named(i->fd) != sock) i->fd = sock->fd();
@@ -429,7 +394,9 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
     const std::uint32_t events = i->events.load(std::memory_order_relaxed);
     std::uint32_t holds = unread ? events & (EPOLLIN | EPOLLRDNORM) : 0;
     if (failed) holds |= EPOLLERR;
+    const bool once = (events & EPOLLONESHOT) != 0;
     if (i->set != set || !i->in_kernel || holds == 0 ||
+        (once && i->spent.load(std::memory_order_relaxed)) ||
         ((events & EPOLLET) != 0 && !i->edge.exchange(false))) {
       continue;
     }
@@ -442,17 +409,13 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
       ::syscall(SYS_poll, &one, 1, 0);
       holds |= static_cast<std::uint16_t>(one.revents);
     }
+    if (once && !TakeOnce(i)) continue;
     if (!base::TryTell(out + found, holds,
                        i->data.load(std::memory_order_relaxed))) [[unlikely]] {
       if ((events & EPOLLET) != 0) i->edge.store(true);
+      if (once) GiveOnce(i);
       tls_untold = true;
       break;
-    }
-    if (events & EPOLLONESHOT) {
-      epoll_event unused{};
-      real::epoll_ctl(set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
-      Registry::SetInKernel(i, false);
-      i->spent.store(true, std::memory_order_relaxed);
     }
     ++found;
   }

@@ -268,6 +268,8 @@ class Sock final : public SockLayout {
       RC_REQUIRES(tx_latch, rx_latch);
   [[gnu::noinline]] void LastOut();
   bool TryAdopt() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  // Tells the peer of the adoption, if the registrations are in user space.
+  void SayAdopted() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Returns whether bytes of the connection went past rcsock.  A program with
   // librcsock may also make plain calls.
   bool UsedPastUs() RC_REQUIRES(tx_latch, rx_latch);

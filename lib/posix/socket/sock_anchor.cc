@@ -104,7 +104,17 @@ int TcpAnchor::Borrow() {
 // stream, which may take longer.  Then the peer does not have the lane.
 bool TcpAnchor::HoldsEnd() const {
   return sock_->lane() == nullptr && sock_->lane_state().Agreed() &&
-         !sock_->moves.load();
+         ends_.load(std::memory_order_relaxed) == Ends::kLater;
+}
+
+// The kernel's sets may have told of an end that is there by now.  A read is to
+// find it.
+void TcpAnchor::BeginHolding() {
+  if (ends_.load(std::memory_order_relaxed) != Ends::kNotSaid) return;
+  pollfd one{number(), POLLRDHUP, 0};
+  base::PollNow(&one);
+  const bool ended = (one.revents & (POLLRDHUP | POLLHUP)) != 0;
+  ends_.store(ended ? Ends::kThere : Ends::kLater, std::memory_order_relaxed);
 }
 
 ssize_t TcpAnchor::Send(const iovec* iov, int count) {

@@ -75,6 +75,12 @@ class TcpAnchor final : public stream::Anchor {
   bool IsFull() const;
   // Returns whether TCP's end is not yet the stream's.  Requires either latch.
   bool HoldsEnd() const;
+  // This end has adopted the stream, and is about to say so.  Requires that the
+  // kernel's epoll sets no longer have the stream.  Does nothing if called
+  // again for the same lane.  Requires both latches.
+  void BeginHolding();
+  // The ends have agreed on another lane.  Requires both latches.
+  void EndHolding() { ends_.store(Ends::kNotSaid, std::memory_order_relaxed); }
 
   // Forgets all, for another connection.  Requires that no other thread knows
   // the stream.
@@ -82,6 +88,7 @@ class TcpAnchor final : public stream::Anchor {
     SetNumber(-1);
     SetInode(0);
     SetCame(0);
+    EndHolding();
     read_ = 0;
     // The count of borrowers stays: each call takes back its own, maybe late.
   }
@@ -90,6 +97,13 @@ class TcpAnchor final : public stream::Anchor {
   void OnForkChild();
 
  private:
+  // What an end of TCP is while this end does not have the lane.
+  enum class Ends : std::uint8_t {
+    kNotSaid,  // the stream's end: this process has not said READY
+    kThere,    // the stream's end: it was there before READY
+    kLater,    // held
+  };
+
   // Returns whether what the engine reads from TCP is the application's.
   bool ReadsRaw() const;
   // As recvfrom, for a stream whose recvmsg tells when the bytes came.
@@ -100,6 +114,7 @@ class TcpAnchor final : public stream::Anchor {
   std::atomic<int> borrowers_{0};
   std::atomic<std::uint64_t> inode_{0};
   std::atomic<std::uint64_t> came_ns_{0};
+  std::atomic<Ends> ends_{Ends::kNotSaid};
   std::uint64_t read_ = 0;  // with the rx_latch
 };
 

@@ -95,17 +95,14 @@ void Sock::SeekFailed(Reason reason, bool final) {
 void Sock::Adopt() {
   {
     Latched latched(this);
-    lane_state_.Step(LaneState::Event::kAgree);
+    if (lane_state_.Step(LaneState::Event::kAgree)) anchor_.EndHolding();
   }
   if (mode() == Mode::kEngine) {
     // Another thread may be adopting the stream, and its registrations may
     // still be in the kernel's sets.  A lane that came before they have left
     // would ring no bell.  The thread that moves the registrations tells the
     // conductor then.
-    Conductor* conductor = Conductor::IfRunning();
-    if (conductor != nullptr && Registrations::InUser(this)) {
-      conductor->Adopted(this);
-    }
+    SayAdopted();
     return;
   }
   TryAdopt();
@@ -208,10 +205,18 @@ void Sock::Moved() {
   rx_latch.unlock();
   tx_latch.unlock();
   // The stream may have gone back meanwhile, and be on its way here anew.
+  if (adopted) SayAdopted();
+}
+
+void Sock::SayAdopted() {
   Conductor* conductor = Conductor::IfRunning();
-  if (adopted && conductor != nullptr && Registrations::InUser(this)) {
-    conductor->Adopted(this);
+  if (conductor == nullptr) return;
+  {
+    Latched latched(this);
+    if (mode() != Mode::kEngine || !Registrations::InUser(this)) return;
+    anchor_.BeginHolding();
   }
+  conductor->Adopted(this);
 }
 
 void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
