@@ -84,8 +84,8 @@ class EpollSet final : public File {
   bool ArmOutside();
   void DisarmOutside();
 
-  // Returns whether the set has ever had a stream on a lane.  If so, its kernel
-  // part holds the bell.
+  // Returns whether the set has ever had a stream on a lane, or TakeOnce.  So
+  // a wait looks at what the kernel has told it (OfKernel).
   bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // Removes the bell, and what a lane has reported, from `events` of the
   // kernel, and returns how many remain.  `before` is moves() at the start of
@@ -246,7 +246,7 @@ class EpollSet final : public File {
   std::uint32_t EndOnceMove() RC_REQUIRES(interest_latch) {
     return once_moved_ = moves_.fetch_add(1) + 1;
   }
-  // A ONESHOT registration is about to leave user space, or the kernel.
+  // A ONESHOT registration leaves user space, or TakeOnce takes it.
   void OnceLeaves() RC_REQUIRES(interest_latch);
   void MarkDirty() { dirty_.store(true, std::memory_order_seq_cst); }
   void AddLink(const std::shared_ptr<lane::shm::Link>& link);

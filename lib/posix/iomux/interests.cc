@@ -170,7 +170,8 @@ void MoveWaiting() {
     const base::Reason stay =
         std::exchange(sock->interests_stay, base::Reason::kNone);
     // Since MoveAll the stream has been to TCP and back.
-    const bool anew = sock->mode() == Mode::kEngine && !sock->interests_user;
+    const bool anew = stay == base::Reason::kNone &&
+                      sock->mode() == Mode::kEngine && !sock->interests_user;
     interest_latch.unlock();
     if (stay != base::Reason::kNone) sock->way_back().PinSoon(stay);
     if (!anew || interests.ToUser(sock)) sock->Moved();

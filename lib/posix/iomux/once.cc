@@ -93,6 +93,7 @@ bool TakeOnce(Interest* interest) {
   }
   const std::uint32_t at = set->EndOnceMove();
   if (mine) interest->moved_at = at;
+  set->OnceLeaves();
   return mine;
 }
 

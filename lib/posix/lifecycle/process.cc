@@ -266,6 +266,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
       });
   ClosedStreams::BeginToEnd();
   ForEachSock([&](Sock* sock) {
+    sock->across_exec().SeekNoMore();
     if (sock->mode() == Mode::kEngine)
       sock->across_exec().Flush(deadline, true);
     sock->across_exec().ResetAtExit();

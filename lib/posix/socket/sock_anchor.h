@@ -79,6 +79,10 @@ class TcpAnchor final : public stream::Anchor {
   // kernel's epoll sets no longer have the stream.  Does nothing if called
   // again for the same lane.  Requires both latches.
   void BeginHolding();
+  // Returns whether the peer may have the lane.
+  bool SaidReady() const {
+    return ends_.load(std::memory_order_relaxed) != Ends::kNotSaid;
+  }
   // The ends have agreed on another lane.  Requires both latches.
   void EndHolding() { ends_.store(Ends::kNotSaid, std::memory_order_relaxed); }
 

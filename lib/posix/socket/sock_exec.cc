@@ -119,6 +119,11 @@ bool AcrossExec::Resets() const {
   return ResetsLatched();
 }
 
+void AcrossExec::SeekNoMore() {
+  Latched latched(sock_);
+  sock_->lane_state().Step(LaneState::Event::kForbid);
+}
+
 void AcrossExec::ResetAtExit() {
   Latched latched(sock_);
   const bool untaken = sock_->mode() == Mode::kUnread &&

@@ -127,7 +127,7 @@ class alignas(64) SockLayout : public File,
   // --- Readiness (interests.cc, poll.cc)
   // The registrations are in user space.
   bool interests_user RC_GUARDED_BY(interest_latch) = false;
-  // Why a registration could not get to user space.
+  // Why a registration stays in the kernel's set.
   base::Reason interests_stay RC_GUARDED_BY(interest_latch) =
       base::Reason::kNone;
   // The registrations wait to get to user space.  Written with interest_latch.

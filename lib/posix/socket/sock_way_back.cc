@@ -27,7 +27,7 @@ bool WayBack::AwaitsLane(Reason reason) {
   Latched latched(sock_);
   latches_.AssertHeld();
   if (sock_->engine() == nullptr || sock_->lane() != nullptr ||
-      sock_->ending().closed()) {
+      sock_->ending().closed() || !sock_->anchor().SaidReady()) {
     return false;
   }
   const std::uint64_t now = base::NowNs();
@@ -87,6 +87,7 @@ void WayBack::PinSoon(Reason reason) {
   sock_->holders().Spoil();
   sock_->lane_state().Step(LaneState::Event::kPin);
   Step(reason);
+  sock_->search().SetReason(reason);
 }
 
 bool WayBack::Pin(Reason reason, std::uint64_t deadline_ns) {
