@@ -121,7 +121,9 @@ bool AcrossExec::Resets() const {
 
 void AcrossExec::SeekNoMore() {
   Latched latched(sock_);
-  sock_->lane_state().Step(LaneState::Event::kForbid);
+  LaneState& state = sock_->lane_state();
+  state.Step(LaneState::Event::kHalt);
+  state.Step(LaneState::Event::kStop);
 }
 
 void AcrossExec::ResetAtExit() {
