@@ -158,8 +158,8 @@ bool MoreFollows(int fd, int result) {
   if (hook::Ioctl(fd, FIONREAD, &left) != 0) return false;
   if (left > 0) return true;
   Sock* const sock = LookupSock(fd);
-  return sock != nullptr && sock->mode() == Mode::kEngine &&
-         Looks(sock).EndNext();
+  // During a switch the ring's next message may be PROPOSE.
+  return sock != nullptr && sock->OnLane() && Looks(sock).EndNext();
 }
 
 constinit std::atomic<bool> accepts{false};
