@@ -204,8 +204,11 @@ class Lane {
   virtual void Forgo() {}
   virtual bool PeerForgoes() const { return false; }
   // The end is about to reset TCP, since its application wants that. Said there
-  // it cannot be lost, and it can be said at any time.
+  // it cannot be lost, and it can be said at any time.  Also said while the
+  // stream holds bytes from TCP that its application has not read, and then
+  // taken back.
   virtual void SayReset() {}
+  virtual void TakeBackReset() {}
   virtual bool PeerSaysReset() const { return false; }
 
   // Returns true if a driver has pinned memory of the lane. Then the caller

@@ -171,6 +171,7 @@ void Stream::PumpRaw(std::size_t want) {
   if (n > 0) {
     tail_rx_.Push(to, static_cast<std::size_t>(n));
     stash_.Commit(static_cast<std::size_t>(n));
+    SayUnread();
     Emit(kRxReady);
     TookRaw();
     return;

@@ -55,6 +55,7 @@ void Stream::Close(bool reset) {
 void Stream::TellReset() {
   if (kshut_ || tx_broken_ || failed_) return;
   if (lane_ != nullptr) lane_->SayReset();
+  says_unread_ = false;
   if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;
   SendFrame(FrameKind::kReset, 0);
   if (!failed_) FlushOut();
@@ -344,7 +345,8 @@ void Stream::PeerDied(int error, bool raw_tx) {
   if (!TakeLastBytes(tcp_reset)) return;
   eof_ = true;
   error = ErrorOfEnd(error, raw_tx, raw_rx);
-  if (InOff() < sent && error == 0) error = ECONNRESET;
+  const bool unread = lane_ != nullptr && lane_->PeerSaysReset();
+  if ((InOff() < sent || unread) && error == 0) error = ECONNRESET;
   const bool short_of_end = pfin_known_ && rx_off() + stash_.size() < pfin_;
   if (short_of_end && (error == 0 || error == EPIPE)) error = ECONNRESET;
   if (error != 0 && so_error_ == 0) {

@@ -58,6 +58,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   probe_stalled_ = 0;
   probe_out_ = probe_asked_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
+  says_unread_ = false;
   leaves_later_ = base::Reason::kNone;
   lane_down_seen_ = left_known_ = left_taken_ = left_comm_ = false;
   hands_over_ = awaits_raw_ = false;
@@ -75,6 +76,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
 }
 
 void Stream::ReleaseLane() {
+  TakeBackUnread();
   if (lane_ != nullptr) lane_->TellLeft(lane::Lane::Left::kAll);
   lane_ = nullptr;
   kept_.Clear();
@@ -185,6 +187,7 @@ std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
   if (!peek) {
     stash_.Drop(got);
     rx_off_ += got;
+    if (says_unread_ && stash_.empty()) TakeBackUnread();
   }
   if (part || got == total || (!accept_ && !ReadsLimbo())) return got;
   std::size_t limit = total - got;
@@ -411,6 +414,20 @@ bool Stream::Untaken() const {
   return (waiting_ == Waiting::kPropose && InOff() < rx_x_) ||
          (waiting_ != Waiting::kNothing && InOff() <= rx_x_ && LaneUsable() &&
           lane_->Readable() != 0);
+}
+
+// The kernel no longer knows of these bytes.  If the process is killed now, its
+// end is in order, where TCP would reset.
+void Stream::SayUnread() {
+  if (says_unread_ || lane_ == nullptr) return;
+  says_unread_ = true;
+  lane_->SayReset();
+}
+
+void Stream::TakeBackUnread() {
+  if (!says_unread_) return;
+  says_unread_ = false;
+  if (lane_ != nullptr) lane_->TakeBackReset();
 }
 
 bool Stream::Adopted() const { return adopted_; }

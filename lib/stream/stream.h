@@ -437,6 +437,8 @@ class Stream {
   void OnTcpEnd(int error);
   bool SendsRaw() const;
   void PeerDied(int error, bool raw_tx);
+  void SayUnread();
+  void TakeBackUnread();
   bool TakeLastBytes(bool tcp_reset);
   int ErrorOfEnd(int error, bool raw_tx, bool raw_rx) const;
   bool MayHaveLeft() const;
@@ -509,7 +511,8 @@ class Stream {
   // bytes) or COMMIT.
   bool proven_ = true;
   bool lane_down_seen_ = false;
-  bool left_comm_ = false;  // by RAW
+  bool left_comm_ = false;    // by RAW
+  bool says_unread_ = false;  // SayReset, for bytes that were read ahead
   Waiting waiting_ = Waiting::kNothing;
   std::uint8_t their_tail_ = 0;  // tail_len of the peer's PROPOSE
   std::uint32_t epoch_ = 0;

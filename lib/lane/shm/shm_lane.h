@@ -126,6 +126,9 @@ class ShmLane final : public Lane {
     return peer().forgoes.load(std::memory_order_acquire) != 0;
   }
   void SayReset() override { own().resets.store(1, std::memory_order_release); }
+  void TakeBackReset() override {
+    own().resets.store(0, std::memory_order_release);
+  }
   bool PeerSaysReset() const override {
     return peer().resets.load(std::memory_order_acquire) != 0;
   }

@@ -104,6 +104,7 @@ class SimLane : public Lane {
   void Forgo() override { link_->forgoes[end_] = link_->outlives; }
   bool PeerForgoes() const override { return link_->forgoes[1 - end_]; }
   void SayReset() override { link_->resets[end_] = link_->outlives; }
+  void TakeBackReset() override { link_->resets[end_] = false; }
   bool PeerSaysReset() const override { return link_->resets[1 - end_]; }
 
  private:
