@@ -511,7 +511,7 @@ class Stream {
   // bytes) or COMMIT.
   bool proven_ = true;
   bool lane_down_seen_ = false;
-  bool left_comm_ = false;    // by RAW
+  bool left_comm_ = false;    // P has gone from COMM back to RAW
   bool says_unread_ = false;  // SayReset, for bytes that were read ahead
   Waiting waiting_ = Waiting::kNothing;
   std::uint8_t their_tail_ = 0;  // tail_len of the peer's PROPOSE

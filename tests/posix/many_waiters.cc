@@ -77,6 +77,7 @@ Case waiters_edge(
 Case waiters_once(
     "waiters_oneshot", [](int fd) { ManyWaiters(fd, EPOLLONESHOT); },
     FeedWaiters);
+
 // A connection that three threads wait for, each time for one report.
 struct Flow {
   int fd = -1;
@@ -89,6 +90,13 @@ struct Flow {
     CHECK_THAT(::epoll_ctl(set, op, fd, &event) == 0);
   }
 };
+
+void AcceptAll(int listener, int set, std::vector<Flow>* flows) {
+  for (Flow& flow : *flows) {
+    flow.fd = Accept(listener);
+    flow.Arm(set, EPOLL_CTL_ADD);
+  }
+}
 
 // Echoes what comes until `count` connections have ended.
 class OnceEcho {
@@ -147,10 +155,7 @@ Case waiters_once_many(
       const int listener = ListenAndTell();
       const int set = ::epoll_create1(0);
       std::vector<Flow> flows(static_cast<std::size_t>(kOnceMany));
-      for (Flow& flow : flows) {
-        flow.fd = Accept(listener);
-        flow.Arm(set, EPOLL_CTL_ADD);
-      }
+      AcceptAll(listener, set, &flows);
       OnceEcho echo(set, kOnceMany);
       echo.End();
     },
@@ -173,10 +178,7 @@ Case waiters_once_short(
       const int set = ::epoll_create1(0);
       std::vector<Flow> flows(static_cast<std::size_t>(kOnceShort));
       OnceEcho echo(set, kOnceShort);
-      for (Flow& flow : flows) {
-        flow.fd = Accept(listener);
-        flow.Arm(set, EPOLL_CTL_ADD);
-      }
+      AcceptAll(listener, set, &flows);
       echo.End();
     },
     [](int) {

@@ -84,8 +84,8 @@ class EpollSet final : public File {
   bool ArmOutside();
   void DisarmOutside();
 
-  // Returns whether the set has ever had a stream on a lane, or TakeOnce.  So
-  // a wait looks at what the kernel has told it (OfKernel).
+  // Returns whether the set has ever had a stream on a lane, or a report that
+  // TakeOnce took.  If so, a wait looks at what the kernel told it (OfKernel).
   bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // Removes the bell, and what a lane has reported, from `events` of the
   // kernel, and returns how many remain.  `before` is moves() at the start of

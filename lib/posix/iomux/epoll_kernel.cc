@@ -290,7 +290,7 @@ Interest* FindIn(const EpollSet* set, Is&& is) RC_REQUIRES(interest_latch) {
 
 }  // namespace
 
-// From here on each wait comes to ToldByLane.
+// A wait that began before looks on both sides (ToldByLane).
 void EpollSet::OnceLeaves() {
   ever_user_.store(true, std::memory_order_release);
   once_left_at_ = moves();

@@ -88,12 +88,11 @@ bool IsToLook(const Interest* interest) RC_REQUIRES(interest_latch) {
   return base::PollNow(&one) != 0;
 }
 
-// Leaves the registrations to the kernel if TCP has ended.  The stream would be
-// back at once, and so would an end that the kernel has just reported.
+// Leaves the registrations to the kernel if TCP has ended, and returns whether
+// it has.  The stream would go back at once, and the kernel would report the
+// end a second time.
 bool StaysAtItsEnd(Sock* sock) RC_REQUIRES(interest_latch) {
-  pollfd one{sock->fd(), POLLRDHUP, 0};
-  base::PollNow(&one);
-  if ((one.revents & (POLLRDHUP | POLLHUP)) == 0) return false;
+  if (!sock->anchor().HasEnd()) return false;
   sock->interests_user = false;
   sock->interests_stay = base::Reason::kShortLived;
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
@@ -131,12 +130,10 @@ void MoveAll() RC_REQUIRES(interest_latch) {
       if (!i->in_kernel || !i->in_user.load(std::memory_order_relaxed)) {
         continue;
       }
-      epoll_event unused{};
-      real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
+      Registry::RemoveFromKernel(i);
       // The second count.  A wait that began after the first may get the event
       // from the kernel, and then from the lane.
       i->set->Moved();
-      Registry::SetInKernel(i, false);
       i->asked = (i->events.load() & EPOLLONESHOT) != 0;
       Registry::MakeReady(i);
       // The first stream in user space also kicks threads that have slept in
@@ -238,21 +235,11 @@ void Interests::ToKernel(Sock* sock) {
       continue;
     }
     Registry::LeaveUser(i);
-    epoll_event event{};
-    event.events = i->events.load(std::memory_order_relaxed);
-    if ((event.events & EPOLLONESHOT) != 0) set->OnceLeaves();
+    if ((i->events.load() & EPOLLONESHOT) != 0) set->OnceLeaves();
     if (i->spent.load(std::memory_order_relaxed)) continue;
-    event.data.u64 = i->data.load(std::memory_order_relaxed);
     // The number may have been closed since, while a copy of it is left.
     if (posix::Named(i->fd) != sock) i->fd = sock->fd();
-    int result = real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event);
-    // EEXIST: another process that has shared the set since a fork has added it
-    // (InterestsForkChild).
-    if (result != 0 && errno == EEXIST) {
-      result = real::epoll_ctl(set->fd(), EPOLL_CTL_MOD, i->fd, &event);
-    }
-    if (result == 0) {
-      Registry::SetInKernel(i, true);
+    if (Registry::AddToKernel(i)) {
       i->edge.store(true, std::memory_order_relaxed);
       // Since the mode changed, neither the kernel nor rcsock has reported the
       // unread bytes.  A thread that has looked meanwhile looks again.

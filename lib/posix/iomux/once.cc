@@ -4,14 +4,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "lib/base/file_text.h"
-#include "lib/base/real.h"
 #include "lib/base/reason.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/fd/table.h"
@@ -80,35 +78,25 @@ KernelSays AskAbout(Interest* interest) {
 
 bool TakeOnce(Interest* interest) {
   EpollSet* const set = interest->set;
+  // A wait that begins behind the look does not skip OfKernel.
   set->OnceLeaves();
   set->BeginOnceMove();
   // If the kernel does not say, twice is better than never.
   const bool mine = AskAbout(interest) != KernelSays::kReported;
   if (mine) {
-    epoll_event unused{};
-    real::epoll_ctl(set->fd(), EPOLL_CTL_DEL, interest->fd, &unused);
-    Registry::SetInKernel(interest, false);
+    Registry::RemoveFromKernel(interest);
     interest->armed_here = false;
     interest->spent.store(true, std::memory_order_relaxed);
   }
   const std::uint32_t at = set->EndOnceMove();
   if (mine) interest->moved_at = at;
-  set->OnceLeaves();
+  set->OnceLeaves();  // with the count of the move
   return mine;
 }
 
 void GiveOnce(Interest* interest) {
   interest->spent.store(false, std::memory_order_relaxed);
-  epoll_event event{};
-  event.events = interest->events.load(std::memory_order_relaxed);
-  event.data.u64 = interest->data.load(std::memory_order_relaxed);
-  const int fd = interest->set->fd();
-  int result = real::epoll_ctl(fd, EPOLL_CTL_ADD, interest->fd, &event);
-  // Another process that has shared the set since a fork has added it.
-  if (result != 0 && errno == EEXIST) {
-    result = real::epoll_ctl(fd, EPOLL_CTL_MOD, interest->fd, &event);
-  }
-  if (result == 0) Registry::SetInKernel(interest, true);
+  Registry::AddToKernel(interest);
 }
 
 }  // namespace rcsock::posix

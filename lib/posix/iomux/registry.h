@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <initializer_list>
 #include <new>
@@ -163,6 +164,26 @@ struct Registry {
       RC_REQUIRES(interest_latch) {
     interest->in_kernel = in_kernel;
     CountLocal(interest);
+  }
+  // Gives the registration to the kernel.  False: errno says why not.
+  static bool AddToKernel(Interest* interest) RC_REQUIRES(interest_latch) {
+    epoll_event event{};
+    event.events = interest->events.load(std::memory_order_relaxed);
+    event.data.u64 = interest->data.load(std::memory_order_relaxed);
+    const int set = interest->set->fd();
+    int result = real::epoll_ctl(set, EPOLL_CTL_ADD, interest->fd, &event);
+    // EEXIST: another process that has shared the set since a fork has added it
+    // (InterestsForkChild).
+    if (result != 0 && errno == EEXIST) {
+      result = real::epoll_ctl(set, EPOLL_CTL_MOD, interest->fd, &event);
+    }
+    if (result == 0) SetInKernel(interest, true);
+    return result == 0;
+  }
+  static void RemoveFromKernel(Interest* interest) RC_REQUIRES(interest_latch) {
+    epoll_event unused{};
+    real::epoll_ctl(interest->set->fd(), EPOLL_CTL_DEL, interest->fd, &unused);
+    SetInKernel(interest, false);
   }
   static void CountLocal(Interest* interest) RC_REQUIRES(interest_latch) {
     const bool counts = interest->in_kernel && interest->sock->peer().local();

@@ -111,10 +111,8 @@ bool TcpAnchor::HoldsEnd() const {
 // find it.
 void TcpAnchor::BeginHolding() {
   if (ends_.load(std::memory_order_relaxed) != Ends::kNotSaid) return;
-  pollfd one{number(), POLLRDHUP, 0};
-  base::PollNow(&one);
-  const bool ended = (one.revents & (POLLRDHUP | POLLHUP)) != 0;
-  ends_.store(ended ? Ends::kThere : Ends::kLater, std::memory_order_relaxed);
+  ends_.store(HasEnd() ? Ends::kThere : Ends::kLater,
+              std::memory_order_relaxed);
 }
 
 ssize_t TcpAnchor::Send(const iovec* iov, int count) {
@@ -172,6 +170,12 @@ int TcpAnchor::ShutdownWrite() {
 bool TcpAnchor::AtMark() { return AtMarkOf(number()); }
 
 bool TcpAnchor::Ended() { return Now(number(), POLLRDHUP); }
+
+bool TcpAnchor::HasEnd() const {
+  pollfd one{number(), POLLRDHUP, 0};
+  base::PollNow(&one);
+  return (one.revents & (POLLRDHUP | POLLHUP)) != 0;
+}
 
 // POLLERR may also be nothing but a completion of MSG_ZEROCOPY: the stream
 // proposes when that has been taken.

@@ -73,6 +73,8 @@ class TcpAnchor final : public stream::Anchor {
   bool Broken() const;
   // Returns whether TCP takes no more at this moment.
   bool IsFull() const;
+  // Returns whether TCP has its end.  A completion of MSG_ZEROCOPY is none.
+  bool HasEnd() const;
   // Returns whether TCP's end is not yet the stream's.  Requires either latch.
   bool HoldsEnd() const;
   // This end has adopted the stream, and is about to say so.  Requires that the
@@ -101,7 +103,7 @@ class TcpAnchor final : public stream::Anchor {
   void OnForkChild();
 
  private:
-  // What an end of TCP is while this end does not have the lane.
+  // What a read makes of TCP's end while this process does not have the lane.
   enum class Ends : std::uint8_t {
     kNotSaid,  // the stream's end: this process has not said READY
     kThere,    // the stream's end: it was there before READY

@@ -50,9 +50,9 @@ class AcrossExec {
   // Returns whether this process's end will be a reset that the kernel does not
   // know of yet.
   bool Resets() const;
-  // The process ends.  From now on the stream gets no lane: the conductor would
-  // read ahead what the application leaves unread, and the kernel's end would
-  // be no reset.
+  // The process ends, and the stream gets no lane any more.  Otherwise the
+  // conductor could read ahead what the application leaves unread, and the
+  // kernel would not reset the connection.
   void SeekNoMore();
   // Makes the kernel's end a reset if the application has not read all that the
   // peer sent.  The process ends, and the kernel cannot always know of unread
