@@ -1,6 +1,7 @@
 """Tests that run in a guest with an RDMA device (see README.md)."""
 
 load("@rules_shell//shell:sh_test.bzl", "sh_test")
+load("//tests/device:device.bzl", "RARE")
 
 # Not in the sandbox, which has neither ptrace nor /dev/shm for the guest's kernel;
 # and a program in a guest has 512 GiB of addresses, where ASan finds no place for
@@ -12,7 +13,7 @@ TAGS = [
     "notsan",
 ]
 
-def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], seconds = 240, tags = [], flaky = True, **kwargs):
+def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], seconds = 240, tags = [], flaky = True, rare = "", **kwargs):
     """Runs a test program in a guest, once with each device: NAME_rxe, NAME_siw.
 
     Args:
@@ -23,6 +24,7 @@ def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], sec
       devices: of "rxe", "siw", "none".
       seconds: its time limit.
       tags: beside those that all these tests have.
+      rare: the device whose test tools/test runs with --long only, if any.
       flaky: three tries: much in a guest depends on how the host schedules it.
       **kwargs: for sh_test.
     """
@@ -32,7 +34,7 @@ def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], sec
             srcs = ["//tests/guest:run"],
             args = ["-d", device, "-t", str(seconds), "$(location %s)" % binary] + args,
             data = [binary, "//tests/guest"] + data,
-            tags = TAGS + tags,
+            tags = TAGS + tags + (RARE if device == rare else []),
             flaky = flaky,
             **kwargs
         )
