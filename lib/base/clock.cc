@@ -2,17 +2,33 @@
 
 namespace rcsock::base {
 
+namespace {
+
+constinit std::uint64_t start_ns = 0;
+constinit std::uint64_t start_ticks = 0;
+
+// 200 us give a precision of one in a hundred, which is all that a spin budget
+// needs. A machine that has slept since the start has counted otherwise.
+constexpr std::uint64_t kLeastNs = 200'000;
+constexpr std::uint64_t kMostNs = 10'000'000'000;
+
+}  // namespace
+
 std::uint64_t ticks_per_us = 2000;
 
+void StartClock() {
+  start_ns = NowNs();
+  start_ticks = Ticks();
+}
+
 void InitClock() {
-  // 200 us give a precision of one in a hundred, which is all that a spin
-  // budget needs.
-  const std::uint64_t t0 = NowNs();
-  const std::uint64_t c0 = Ticks();
-  std::uint64_t t1 = t0;
-  while (t1 - t0 < 200'000) t1 = NowNs();
-  const std::uint64_t c1 = Ticks();
-  const std::uint64_t rate = (c1 - c0) * 1000 / (t1 - t0);
+  std::uint64_t now = NowNs();
+  if (start_ns == 0 || now - start_ns > kMostNs) {
+    StartClock();
+    now = start_ns;
+  }
+  while (now - start_ns < kLeastNs) now = NowNs();
+  const std::uint64_t rate = (Ticks() - start_ticks) * 1000 / (now - start_ns);
   if (rate > 0) ticks_per_us = rate;
 }
 

@@ -19,8 +19,10 @@ inline std::uint64_t NowNs() {
 // much.
 inline std::uint64_t Ticks() { return __rdtsc(); }
 
-// Ticks per microsecond. InitClock measures them once, at start-up.
+// Ticks per microsecond, once InitClock has measured them. It waits for 200 us,
+// or for what is left of them since StartClock, if that was not long ago.
 extern std::uint64_t ticks_per_us;
+void StartClock();
 void InitClock();
 
 }  // namespace rcsock::base

@@ -1,8 +1,10 @@
 #include <pthread.h>
-#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <ctime>
 #include <new>
 #include <utility>
 
@@ -10,10 +12,10 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/foreign_fd.h"
+#include "lib/base/helper_thread.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/base/pin_count.h"
-#include "lib/base/short_slice.h"
 #include "lib/base/unique_fd.h"
 #include "lib/base/unwinder.h"
 #include "lib/lane/rdma/user_memory.h"
@@ -36,23 +38,16 @@ constinit base::Reason g_failed_why RC_GUARDED_BY(g_latch) =
     base::Reason::kNone;
 constinit bool g_clock_known RC_GUARDED_BY(g_latch) = false;
 
-constinit thread_local Core* tls_core = nullptr;    // on the conductor thread
+constinit thread_local Core* tls_core = nullptr;    // on its own threads
 constinit thread_local Core* tls_forked = nullptr;  // held since ForkPrepare
 
 // A process without room for a thread or descriptors does not try again for
 // each of its streams.
 constexpr std::uint64_t kRetryNs = 1'000'000'000;
-// Generous for what runs on this stack, and small for systems that account for
-// stacks.
-constexpr std::size_t kStackSize = 1 << 20;
 
 void* ThreadMain(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock");
-  // Streams wait for its turns while they change to a lane, and each turn is
-  // short.
-  base::AskForShortSlice();
-  tls_core = static_cast<Core*>(argument);
-  tls_core->Run();
+  static_cast<Core*>(argument)->Run();
   return nullptr;
 }
 
@@ -60,19 +55,10 @@ void* ThreadMain(void* argument) {
 // not.
 base::Reason Start(Core* core) {
   base::EndLone();
-  pthread_attr_t attributes;
-  if (::pthread_attr_init(&attributes) != 0) return base::Reason::kNoThread;
-  ::pthread_attr_setstacksize(&attributes, kStackSize);
-  // Signals are the application's.  The thread inherits a full mask, so that
-  // the kernel cannot run a handler even before its first instruction.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int r = ::pthread_create(&core->thread, &attributes, ThreadMain, core);
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_attr_destroy(&attributes);
-  if (r != 0) return base::Reason::kNoThread;
+  if (base::StartThread(&core->thread, &ThreadMain, core, kConductorStack) !=
+      0) {
+    return base::Reason::kNoThread;
+  }
   while (core->state.load(std::memory_order_acquire) == Core::kStarting) {
     base::FutexWait(&core->state, Core::kStarting, nullptr, false);
   }
@@ -173,6 +159,8 @@ base::Reason Conductor::FailedLately() {
   return why;
 }
 
+void Conductor::Enter(Core* core) { tls_core = core; }
+
 void Conductor::Stop() {
   if (tls_core != nullptr) return;  // it cannot join itself
   base::LatchGuard lock(g_latch);
@@ -184,6 +172,30 @@ void Conductor::Stop() {
   base::AwaitCloses();
   g_core.store(nullptr, std::memory_order_release);
   g_stopping.store(false, std::memory_order_release);
+}
+
+int Conductor::Threads() {
+  const Core* const core = g_core.load(std::memory_order_acquire);
+  return core == nullptr ? 0 : core->shifts.Threads();
+}
+
+void Conductor::PromptOnly() {
+  if (Core* const core = g_core.load(std::memory_order_acquire)) {
+    core->shifts.PromptOnly();
+    core->PostTask([] {});  // a thread that sleeps ends its shift behind a turn
+  }
+}
+
+void Conductor::AwaitPromptOnly() {
+  constexpr std::uint64_t kMostNs = 100'000'000;
+  Core* const core = g_core.load(std::memory_order_acquire);
+  if (core == nullptr || tls_core != nullptr) return;
+  PromptOnly();
+  const std::uint64_t until = base::NowNs() + kMostNs;
+  while (core->shifts.PatientHas() && base::NowNs() < until) {
+    const timespec brief{0, 100'000};
+    ::syscall(SYS_nanosleep, &brief, nullptr);
+  }
 }
 
 void Conductor::LeaveRdma() {
@@ -233,11 +245,11 @@ void Conductor::ForkChild(bool asleep) {
   tls_core = nullptr;
 }
 
-void Conductor::Seek(const std::shared_ptr<Seeker>& seeker) {
+void Conductor::Seek(const std::shared_ptr<Seeker>& seeker, When when) {
   try {
-    core_->Seek(seeker);
+    core_->Seek(seeker, when);
   } catch (...) {
-    // There is no memory for a search: the stream stays on TCP.
+    seeker->SeekFailed(base::Reason::kNoMemory, false);
   }
 }
 void Conductor::Cancel(Seeker* seeker) { core_->Cancel(seeker); }

@@ -1,5 +1,5 @@
-// The state of the conductor, and its thread: bell 0, the anchors, sessions and
-// links.
+// The state of the conductor, and its threads: bell 0, the anchors, sessions
+// and links.
 
 #include "lib/rendezvous/core.h"
 
@@ -21,6 +21,7 @@
 #include "lib/base/identity.h"
 #include "lib/base/internal.h"
 #include "lib/base/memory_limit.h"
+#include "lib/base/scheduling.h"
 #include "lib/lane/shm/touched.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/peer_link.h"
@@ -65,20 +66,29 @@ template struct Reveal<&Reactor::interrupter_, InterrupterTag>;
 
 Core::Core(Conductor* conductor) : conductor_(conductor) {}
 
-// --- The thread
+// --- Its threads
 
 void Core::Run() {
+  Conductor::Enter(this);
   base::tls_internal = true;
   thread_number = static_cast<std::uint32_t>(::syscall(SYS_gettid));
+  // Streams wait for its turns while they change to a lane, and each turn is
+  // short.
+  const bool shares = base::AskForShortSlice();
   bool running = false;
   try {
     if (SetUp()) {
       boost::asio::executor_work_guard<boost::asio::io_context::executor_type>
           work(io.get_executor());
+      if (shares) {
+        shifts.Begin();
+      } else {
+        shifts.PromptOnly();
+      }
       running = true;
       state.store(kRunning, std::memory_order_release);
       base::FutexWake(&state, 1 << 30, false);
-      while (io.run_one() != 0) ServeStreams();
+      TakeTurns(Shifts::kPrompt);
     }
   } catch (const boost::system::system_error& error) {
     why = ErrnoReason(error.code().value());
@@ -87,6 +97,7 @@ void Core::Run() {
   } catch (...) {
     why = base::Reason::kNoThread;
   }
+  shifts.End();
   try {
     TearDown();
   } catch (...) {
@@ -94,6 +105,20 @@ void Core::Run() {
   }
   state.store(running ? kEnded : kFailed, std::memory_order_release);
   base::FutexWake(&state, 1 << 30, false);
+}
+
+void Core::TakeTurns(Shifts::Shift own) {
+  Conductor::Enter(this);
+  base::tls_internal = true;
+  try {
+    while (shifts.Await(own) && io.run_one() != 0) {
+      ServeStreams();
+      shifts.Pass(own);
+    }
+  } catch (...) {
+    // No memory, or no descriptor: the conductor ends.
+  }
+  shifts.Finish();
 }
 
 bool Core::SetUp() {
@@ -246,7 +271,7 @@ void Core::WaitBell() {
 }
 
 void Core::OnBell() {
-  // Only bell 0 is read: this thread alone sleeps on it.
+  // Only bell 0 is read: the conductor alone sleeps on it.
   lane::shm::EmptyFd(bells->bell_fd(0));
   // A peer that does not know the eventfd of bell k yet has kicked bell 0 for
   // it.  The bit came first.  For bell 0 itself this turn looks anyway: a peer
@@ -393,6 +418,8 @@ void Core::EndVainLinks() {
 void Core::AddLink(std::shared_ptr<PeerLink> link) {
   step.AssertHeld();
   EndVainLinks();
+  // The conductor wakes the readers of such a link, for each message.
+  if (!link->SharesBells()) shifts.PromptOnly();
   poller_->AddLink(link->link());
   {
     base::LatchGuard lock(table_latch_);
@@ -436,7 +463,12 @@ void Core::LookAtSelf() {
 
 Rdma* Core::GetRdma(base::Reason* why_not) {
   step.AssertHeld();
-  if (rdma_ == nullptr) rdma_ = Rdma::Make(this, why_not);
+  if (rdma_ == nullptr) {
+    had_rdma_.store(true, std::memory_order_relaxed);
+    // It has turns for the data of lanes, too.
+    shifts.PromptOnly();
+    rdma_ = Rdma::Make(this, why_not);
+  }
   return rdma_.get();
 }
 

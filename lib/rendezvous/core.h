@@ -24,6 +24,7 @@
 #include "lib/rendezvous/neighbours.h"
 #include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/shifts.h"
 #include "lib/rendezvous/silent.h"
 #include "lib/rendezvous/socket_diag.h"
 #include "lib/rendezvous/sources.h"
@@ -38,20 +39,23 @@ class PeerLink;
 class Rdma;
 class Session;
 
-// The state of the background thread, which Conductor hides.  A core is never
+// The state of the conductor, which Conductor hides.  A core is never
 // destroyed: any thread may use a raw Conductor pointer when the conductor
 // stops.  A stop gives back what costs something, such as descriptors and
 // links.
 //
 // Threads: any thread may use what is marked (any), under its latch.
-// Everything else belongs to a Step, of the conductor thread or of a thread
-// that has taken its place (Here).
+// Everything else belongs to a Step, of a thread of the conductor's or of a
+// thread that has taken its place (Here).
 class Core {
  public:
   explicit Core(Conductor* conductor);
 
-  // The thread's whole life.  `state` and `why` report how it goes.
+  // The life of the prompt thread, and so the conductor's.  `state` and `why`
+  // report how it goes.
   void Run();
+  // Takes turns in the thread's shifts, until the conductor ends.
+  void TakeTurns(Shifts::Shift own);
   void RequestStop();
   Conductor* conductor() const { return conductor_; }
 
@@ -109,7 +113,7 @@ class Core {
   Neighbours neighbours;
 
   // --- Called by Conductor (any)
-  void Seek(const std::shared_ptr<Seeker>& seeker);
+  void Seek(const std::shared_ptr<Seeker>& seeker, Conductor::When when);
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);
   void Look(Seeker* seeker);
@@ -126,7 +130,8 @@ class Core {
     inspector_.store(inspector, std::memory_order_release);
   }
   std::vector<std::shared_ptr<lane::shm::Link>> Links();
-  void ForgetSeeker(const Seeker* seeker, const Session* session);
+  // Returns false if the seeker has no such session any more.
+  bool ForgetSeeker(const Seeker* seeker, const Session* session);
 
   // Returns a descriptor of this process's answer to `rcsock stat`, or -1.
   int Inspect() const {
@@ -137,8 +142,8 @@ class Core {
   // Called in the child of fork.
   void Abandon(bool asleep);
 
-  // Destroyed with its descriptors when the thread ends.  A thread posts under
-  // table_latch_, so that none posts to an io_context that has gone.
+  // Destroyed with its descriptors when the conductor ends.  A thread posts
+  // under table_latch_, so that none posts to an io_context that has gone.
   std::optional<boost::asio::io_context> io_holder{std::in_place, 1};
   boost::asio::io_context& io = *io_holder;
   // Held in each turn of the conductor.  Its holder sees no half-done change.
@@ -148,6 +153,7 @@ class Core {
   // conductor.
   lane::shm::Bells* bells = nullptr;
   lane::Board* board = nullptr;
+  Shifts shifts{this};
   Sources sources{this};
   Anchors anchors;
   HostAddresses host;
@@ -168,7 +174,7 @@ class Core {
   // a socket asks again.
   uid_t OwnUid() const { return owner_.load(std::memory_order_relaxed); }
 
-  pthread_t thread{};
+  pthread_t thread{};               // the prompt one
   std::uint32_t thread_number = 0;  // as /proc names it
   enum : std::uint32_t { kStarting, kRunning, kFailed, kEnded };
   std::atomic<std::uint32_t> state{kStarting};
@@ -218,6 +224,7 @@ class Core {
   // LookAtSelf is under way.
   bool at_self_ RC_GUARDED_BY(step) = false;
   std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);
+  std::atomic<bool> had_rdma_{false};
   std::uint32_t epoch_ RC_GUARDED_BY(step) = 0;
   std::optional<boost::asio::steady_timer> alarm_ RC_GUARDED_BY(step);
 

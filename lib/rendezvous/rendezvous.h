@@ -106,9 +106,9 @@ class AnchorWatcher {
   virtual void OnAnchor(std::uint32_t events) = 0;
 };
 
-// The one background thread of a process, which runs a Boost.Asio io_context.
-// The first stream that looks for a lane starts it.  The thread blocks all
-// signals.
+// What works in the background of a process: a Boost.Asio io_context, which one
+// of two threads runs at a time (Shifts).  The first stream that looks for a
+// lane starts it.  Its threads block all signals.
 //
 // Threads: any, unless a method says otherwise.
 class Conductor {
@@ -117,10 +117,17 @@ class Conductor {
   // and sets *why if it cannot run.  The stream then stays on TCP.
   static Conductor* Get(base::Reason* why);
   static Conductor* IfRunning();
+  // How many threads the conductor has; 0: there is none.
+  static int Threads();
+  // Has the thread that gives way to nobody take all turns but the next.  For a
+  // process that is about to lose system calls, or its last thread.
+  static void PromptOnly();
+  // As PromptOnly, and waits until it is so, for 0.1 s at most.
+  static void AwaitPromptOnly();
   // Returns why Get would return null at once, or kNone.  Does not wait for a
   // start that is under way.
   static base::Reason FailedLately();
-  // Joins the thread if it runs, for instance before unshare.  Links die and
+  // Joins the threads if it runs, for instance before unshare.  Links die and
   // seekers fail.  Pointers from Get() stay valid and do nothing any more.  The
   // caller holds no latch that a seeker or watcher takes.  A later Get() starts
   // a new conductor.
@@ -144,7 +151,11 @@ class Conductor {
   // Looks for the peer of a stream, once.  The search ends in LaneOpen or
   // SeekFailed, maybe before this returns.  The caller of Seek, Adopted or Look
   // holds no latch that the seeker takes.
-  void Seek(const std::shared_ptr<Seeker>& seeker);
+  //
+  // kNow: this thread begins the search, if it can.  kSoon: a thread of the
+  // conductor's does, so that this one can go on with its requests.
+  enum class When : bool { kNow, kSoon };
+  void Seek(const std::shared_ptr<Seeker>& seeker, When when = When::kNow);
   // Forgets a stream that is closed or pinned.  Afterwards the conductor calls
   // nothing of the seeker.  A call that is under way goes on.
   void Cancel(Seeker* seeker);
@@ -201,7 +212,7 @@ class Conductor {
   void SourceWanted(lane::Source* source, int delta);
   // Returns every live link, for a new poller.
   std::vector<std::shared_ptr<lane::shm::Link>> Links();
-  bool OnThread() const;  // whether the caller is the conductor thread
+  bool OnThread() const;  // whether the caller is one of its threads
 
   // Called when Bells::EnsureBell(k) has made a bell.  Announces it to all
   // peers with a link; a later link starts with it.
@@ -210,6 +221,8 @@ class Conductor {
  private:
   friend class Core;
   Conductor();
+  // The calling thread is one of the conductor's.
+  static void Enter(Core* core);
   Core* core_;
 };
 

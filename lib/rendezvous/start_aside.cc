@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <ctime>
 
@@ -12,6 +11,7 @@
 #include "lib/base/helper_thread.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
+#include "lib/rendezvous/shifts.h"
 
 namespace rcsock::rendezvous {
 namespace {
@@ -25,8 +25,6 @@ constinit std::atomic<void (*)(Conductor*, base::Reason)> started{nullptr};
 // The start may wait for the loader's lock, whose owner may be the thread that
 // forks.
 constexpr std::uint64_t kMostWaitNs = 100'000'000;
-// As the conductor's own.
-constexpr std::size_t kStackSize = 1 << 20;
 
 void* StartConductor(void*) {
   ::pthread_setname_np(::pthread_self(), "rcsock-start");
@@ -43,7 +41,7 @@ void* StartConductor(void*) {
 // Returns false if there is no thread for it.
 bool StartAside() {
   const base::InternalScope internal;
-  return base::StartHelper(&StartConductor, nullptr, kStackSize) == 0;
+  return base::StartHelper(&StartConductor, nullptr, kConductorStack) == 0;
 }
 
 }  // namespace

@@ -13,7 +13,9 @@ namespace rcsock::rendezvous {
 // kernel enlarge the process's table of descriptors.  While other threads share
 // the table, the kernel waits until every CPU has noticed (an RCU grace
 // period): 5 to 15 ms.  So if the program has other threads, a thread of
-// rcsock's starts the conductor.
+// rcsock's starts the conductor.  A program with one thread starts it itself:
+// its next descriptor must have the lowest number, which another thread's start
+// would take for a moment.
 //
 // What is called on that thread.
 struct AsideCalls {

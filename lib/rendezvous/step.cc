@@ -96,7 +96,7 @@ void Core::NoteOwner() {
   owner_.store(base::OwnUid(), std::memory_order_relaxed);
 }
 
-void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
+void Core::Seek(const std::shared_ptr<Seeker>& seeker, Conductor::When when) {
   std::shared_ptr<Session> old;
   std::shared_ptr<Session> session;
   {
@@ -110,15 +110,21 @@ void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
       PostLocked([old] { old->Fail(base::Reason::kNone, false); });
     }
   }
-  if (old == nullptr && !tls_in_step && Here([this, &session] {
+  if (when == Conductor::When::kNow && old == nullptr && !tls_in_step &&
+      Here([this, &session] {
         step.AssertHeld();
         // After the teardown there are no links.
         return !links_.empty() && session->BeginOverLink();
       })) {
     return;
   }
-  base::LatchGuard lock(table_latch_);
-  PostLocked([session] { session->Begin(); });
+  {
+    base::LatchGuard lock(table_latch_);
+    if (PostLocked([session] { session->Begin(); }) || !accepting_) return;
+  }
+  if (ForgetSeeker(seeker.get(), session.get())) {
+    seeker->SeekFailed(base::Reason::kNoMemory, false);
+  }
 }
 
 void Core::Cancel(Seeker* seeker) {
@@ -166,7 +172,7 @@ void Core::Look(Seeker* seeker) {
 }
 
 void Core::LeaveRdma() {
-  if (tls_in_step) return;
+  if (tls_in_step || !had_rdma_.load(std::memory_order_relaxed)) return;
   const auto leave = [this] {
     step.AssertHeld();
     if (rdma_ == nullptr) return true;
@@ -193,13 +199,14 @@ void Core::LeaveRdma() {
   }
 }
 
-void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
+bool Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
   std::shared_ptr<Session> last;
   base::LatchGuard lock(table_latch_);
   auto it = seekers_.find(seeker);
-  if (it == seekers_.end() || it->second.get() != session) return;
+  if (it == seekers_.end() || it->second.get() != session) return false;
   last = std::move(it->second);
   seekers_.erase(it);
+  return true;
 }
 
 namespace {

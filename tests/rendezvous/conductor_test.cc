@@ -1,6 +1,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -8,14 +9,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 
-#include "lib/base/short_slice.h"
+#include "lib/base/scheduling.h"
 #include "lib/rendezvous/start_aside.h"
 #include "tests/rendezvous/util.h"
 
@@ -24,20 +27,16 @@ namespace {
 
 using base::Reason;
 
-timespec CpuOf(Conductor* conductor) {
-  timespec used{};
-  conductor->Post([&used] { ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used); });
-  Drain(conductor);
-  return used;
-}
-
-long Nanoseconds(timespec t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; }
-
-// CPU that the conductor uses in 200 ms of silence.
-long IdleNs(Conductor* conductor) {
-  const timespec before = CpuOf(conductor);
+// CPU that the process uses in 200 ms of silence.
+long IdleNs() {
+  const auto used = [] {
+    timespec t{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return t.tv_sec * 1'000'000'000 + t.tv_nsec;
+  };
+  const long before = used();
   ::usleep(200'000);
-  return Nanoseconds(CpuOf(conductor)) - Nanoseconds(before);
+  return used() - before;
 }
 
 TEST(Conductor, IdleCostsNothing) {
@@ -49,31 +48,161 @@ TEST(Conductor, IdleCostsNothing) {
     c->Start(conductor);
     s->Start(conductor);
     ASSERT_TRUE(c->Wait() && s->Wait());
-    // What Drain itself costs is in it too.
-    EXPECT_LT(IdleNs(conductor), 2'000'000);
+    EXPECT_LT(IdleNs(), 2'000'000);
   }));
 }
 
-// A stream that is changing to its lane waits for the conductor, which must not
-// wait for the end of another thread's slice.
-TEST(Conductor, GetsItsCpuAtOnce) {
+struct Scheduling {
+  std::uint32_t policy = 0;
+  std::int32_t nice = 0;
+  std::uint64_t slice = 0;  // 0: the kernel does not tell slices
+};
+
+Scheduling Of(pid_t thread) {
+  std::uint32_t words[12] = {};  // size, policy, flags, nice, priority, runtime
+  EXPECT_EQ(::syscall(SYS_sched_getattr, thread, words, sizeof words, 0), 0);
+  Scheduling scheduling{words[1], static_cast<std::int32_t>(words[4]), 0};
+  std::memcpy(&scheduling.slice, words + 6, sizeof scheduling.slice);
+  return scheduling;
+}
+
+pid_t OwnThread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
+
+// The thread that takes the conductor's next turn.
+pid_t Works(Conductor* conductor) {
+  pid_t thread = 0;
+  conductor->Post([&thread] { thread = OwnThread(); });
+  Drain(conductor);
+  return thread;
+}
+
+// Returns false where the conductor may not change what it is scheduled by.
+bool HasShifts() { return ::prctl(PR_GET_SECCOMP) == 0; }
+
+// Whether this thread is the patient one.
+bool IsPatient(pid_t thread) { return Of(thread).policy == SCHED_BATCH; }
+
+// Waits until the patient thread has the shift. A machine that is busy may have
+// taken the shift from it.
+bool PatientWorks(Conductor* conductor) {
+  return Eventually([&] {
+    if (IsPatient(Works(conductor))) return true;
+    ::usleep(20'000);
+    return false;
+  });
+}
+
+// No request of the program waits for the conductor's turns, where the program
+// sleeps in between.
+TEST(Conductor, GivesWay) {
   ExpectSuccess(Spawn([] {
-    const auto slice = [] {
-      std::uint32_t words[12] = {};  // the sixth is the slice, where it is told
-      std::uint64_t ns = 0;
-      if (::syscall(SYS_sched_getattr, 0, words, sizeof words, 0) == 0) {
-        std::memcpy(&ns, words + 6, sizeof ns);
-      }
-      return ns;
-    };
-    std::uint64_t ns = 0;
     Conductor* conductor = GetConductor();
-    conductor->Post([&ns, &slice] { ns = slice(); });
-    Drain(conductor);
-    const std::uint64_t own = slice();
-    EXPECT_EQ(ns, own == 0 || ::prctl(PR_GET_SECCOMP) != 0
-                      ? own
-                      : base::kShortSliceNs);
+    const Scheduling own = Of(OwnThread());
+    if (!HasShifts()) {
+      EXPECT_EQ(Conductor::Threads(), 1);
+      EXPECT_EQ(Of(Works(conductor)).nice, own.nice);
+      return;
+    }
+    EXPECT_EQ(Conductor::Threads(), 2);
+    pid_t patient = 0;
+    EXPECT_TRUE(Eventually([&] {
+      patient = Works(conductor);
+      if (IsPatient(patient)) return true;
+      ::usleep(20'000);
+      return false;
+    }));
+    EXPECT_EQ(Of(patient).nice, std::min(own.nice + base::kGivesWay, 19));
+    if (own.slice != 0) {
+      EXPECT_GT(Of(patient).slice, own.slice);
+    }
+  }));
+}
+
+// Where programs leave no CPU to a thread that gives way, another one takes the
+// turns, and waits for the end of nobody's slice.
+TEST(Conductor, DoesNotGiveWayForEver) {
+  if (!HasShifts()) GTEST_SKIP() << "under a filter";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const Scheduling own = Of(OwnThread());
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(::sched_getcpu(), &one);
+    ASSERT_TRUE(PatientWorks(conductor));
+    const pid_t patient = Works(conductor);
+    ASSERT_EQ(::sched_setaffinity(patient, sizeof one, &one), 0);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+    std::atomic<bool> over{false};
+    const auto spin = [&over] {
+      while (!over.load(std::memory_order_relaxed)) {
+      }
+    };
+    std::thread busy[] = {std::thread(spin), std::thread(spin)};
+    pid_t prompt = 0;
+    EXPECT_TRUE(Eventually([&] {
+      prompt = Works(conductor);
+      return !IsPatient(prompt);
+    }));
+    EXPECT_EQ(Of(prompt).nice, own.nice);
+    if (own.slice != 0) {
+      EXPECT_EQ(Of(prompt).slice, base::kShortSliceNs);
+    }
+    over = true;
+    for (std::thread& thread : busy) thread.join();
+    // Its shift ends some time.
+    EXPECT_TRUE(PatientWorks(conductor));
+  }));
+}
+
+// A program with a policy of its own has one thread, which is never deaf.
+TEST(Conductor, LeavesOtherPoliciesAlone) {
+  ExpectSuccess(Spawn([] {
+    const sched_param none{};
+    ASSERT_EQ(::sched_setscheduler(0, SCHED_BATCH, &none), 0);
+    Conductor* conductor = GetConductor();
+    EXPECT_EQ(Conductor::Threads(), 1);
+    const pid_t thread = Works(conductor);
+    const auto sleeps_in = [thread] {
+      std::ifstream wchan("/proc/self/task/" + std::to_string(thread) +
+                          "/wchan");
+      std::string where;
+      std::getline(wchan, where);
+      return where;
+    };
+    ::usleep(100'000);
+    for (int i = 0; i < 50; ++i) {
+      EXPECT_EQ(Works(conductor), thread);
+      EXPECT_EQ(sleeps_in().find("futex"), std::string::npos);
+    }
+  }));
+}
+
+TEST(Conductor, GivesWayNoMore) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    if (HasShifts()) {
+      EXPECT_TRUE(PatientWorks(conductor));
+    }
+    Conductor::AwaitPromptOnly();
+    for (int i = 0; i < 100; ++i) EXPECT_FALSE(IsPatient(Works(conductor)));
+  }));
+}
+
+TEST(Conductor, StopsInEitherShift) {
+  ExpectSuccess(Spawn([] {
+    for (int i = 0; i < 20; ++i) {
+      Conductor* conductor = GetConductor();
+      if (i % 4 == 0 && HasShifts()) {
+        EXPECT_TRUE(PatientWorks(conductor));
+      } else if (i % 4 == 1) {
+        Conductor::PromptOnly();
+        Works(conductor);
+      } else if (i % 4 == 2) {
+        Works(conductor);
+      }
+      Conductor::Stop();
+      EXPECT_EQ(Conductor::Threads(), 0);
+    }
   }));
 }
 
@@ -163,7 +292,7 @@ sockaddr_un StatName(socklen_t* length) {
 // Somebody asks what it does, and there is no descriptor left to answer by.
 TEST(Conductor, OutOfDescriptorsItDoesNotSpin) {
   ExpectSuccess(Spawn([] {
-    Conductor* conductor = GetConductor();
+    ASSERT_NE(GetConductor(), nullptr);
     socklen_t length = 0;
     const sockaddr_un name = StatName(&length);
     ASSERT_NE(length, 0u);
@@ -176,7 +305,7 @@ TEST(Conductor, OutOfDescriptorsItDoesNotSpin) {
     ASSERT_EQ(
         ::connect(asker, reinterpret_cast<const sockaddr*>(&name), length), 0)
         << std::strerror(errno);
-    EXPECT_LT(IdleNs(conductor), 20'000'000);
+    EXPECT_LT(IdleNs(), 20'000'000);
     // It has not forgotten who waits.
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
     char answer[64];
@@ -187,23 +316,31 @@ TEST(Conductor, OutOfDescriptorsItDoesNotSpin) {
 TEST(Conductor, BlocksEverySignal) {
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
-    sigset_t mask;
-    std::string name;
-    bool inside = false;
-    conductor->Post([&] {
-      ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-      char text[16];
-      ::pthread_getname_np(::pthread_self(), text, sizeof text);
-      name = text;
-      inside = conductor->OnThread();
-    });
-    Drain(conductor);
-    EXPECT_EQ(name, "rcsock");
-    EXPECT_TRUE(inside);
-    EXPECT_FALSE(conductor->OnThread());
-    for (int signal = 1; signal < 32; ++signal) {
-      if (signal == SIGKILL || signal == SIGSTOP) continue;
-      EXPECT_EQ(::sigismember(&mask, signal), 1) << signal;
+    for (const bool prompt : {false, true}) {
+      if (prompt) Conductor::PromptOnly();
+      Works(conductor);  // what PromptOnly asks for comes after a turn
+      sigset_t mask;
+      std::string name;
+      bool inside = false;
+      conductor->Post([&] {
+        ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+        char text[16];
+        ::pthread_getname_np(::pthread_self(), text, sizeof text);
+        name = text;
+        inside = conductor->OnThread();
+      });
+      Drain(conductor);
+      if (prompt) {
+        EXPECT_EQ(name, "rcsock");
+      } else {
+        EXPECT_TRUE(name.starts_with("rcsock")) << name;
+      }
+      EXPECT_TRUE(inside);
+      EXPECT_FALSE(conductor->OnThread());
+      for (int signal = 1; signal < 32; ++signal) {
+        if (signal == SIGKILL || signal == SIGSTOP) continue;
+        EXPECT_EQ(::sigismember(&mask, signal), 1) << signal;
+      }
     }
     sigset_t own;
     ::pthread_sigmask(SIG_SETMASK, nullptr, &own);
@@ -482,7 +619,7 @@ TEST(Anchors, UnremovableRegistrationDoesNotSpin) {
     ::send(pairs[0].connector, "x", 1, 0);
     ::send(pairs[1].connector, "x", 1, 0);
     EXPECT_TRUE(Eventually([&] { return stays->calls.load() > 0; }));
-    EXPECT_LT(IdleNs(conductor), 20'000'000);
+    EXPECT_LT(IdleNs(), 20'000'000);
     const int before = stays->calls.load();
     ::send(pairs[1].connector, "x", 1, 0);
     EXPECT_TRUE(Eventually([&] { return stays->calls.load() > before; }));

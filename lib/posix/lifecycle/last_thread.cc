@@ -42,24 +42,25 @@ constinit sigset_t blocked = {};
 // call exit.  glibc shows it to debuggers.  Null: libc does not show it.
 constinit std::atomic<const unsigned*> libc_threads{nullptr};
 
-// Returns whether the conductor and rcsock's helpers are the only threads left.
-// A thread of rcsock's that waits for a device is short-lived.  Until its end
-// that thread counts as one of the program's.
+// Returns whether the conductor's threads and rcsock's helpers are the only
+// ones left. A thread of rcsock's that waits for a device is short-lived. Until
+// its end that thread counts as one of the program's.
 bool Alone() {
   // A thread that left by SYS_exit stays in libc's count.  So do the parent's
   // threads in a child of clone.  The count then never falls to 1.
   const unsigned* count = libc_threads.load(std::memory_order_relaxed);
-  const auto helpers = static_cast<unsigned>(Above::Get().HelperThreads());
+  const auto ours = static_cast<unsigned>(Conductor::Threads() +
+                                          Above::Get().HelperThreads());
   if (count != nullptr && raw_status.load(std::memory_order_relaxed) < 0 &&
-      __atomic_load_n(count, __ATOMIC_RELAXED) == 1 + helpers) {
+      __atomic_load_n(count, __ATOMIC_RELAXED) == ours) {
     return true;
   }
   // The first thread is there, or is a zombie until the others have ended.  A
   // directory has two links of its own.
-  constexpr nlink_t kFirstAndConductor = 2 + 2;
+  constexpr nlink_t kFirst = 2 + 1;
   struct stat status {};
   return ::stat("/proc/self/task", &status) == 0 &&
-         status.st_nlink == kFirstAndConductor + helpers;
+         status.st_nlink == kFirst + ours;
 }
 
 void* End(void*) {
@@ -128,7 +129,11 @@ bool LastThreadEnds(int status) {
 }
 
 void WatchLastThread(Conductor* conductor) {
-  if (ended.load(std::memory_order_seq_cst)) LookAfter(conductor, kFirstLookMs);
+  if (!ended.load(std::memory_order_seq_cst)) return;
+  // A thread has its maker's priority, and the one that ends the process runs
+  // the program's code.
+  Conductor::PromptOnly();
+  LookAfter(conductor, kFirstLookMs);
 }
 
 }  // namespace rcsock::posix

@@ -87,6 +87,7 @@ void AwaitOtherForks() { AwaitForks(LeaveDeadline() + 400'000'000); }
   Interests::Install();
   AllowSearches();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
+  base::StartClock();
   KnowFirstThread();
   // The first handler to come is the last to run: the program's own handlers
   // may still use their connections.  No hook sees the _exit of quick_exit.
@@ -212,6 +213,7 @@ void EnterSandbox() {
   // A filter for all threads (TSYNC) may kill for what a start calls, and for
   // what the look at the program's code calls that follows.
   rendezvous::AwaitStartAside();
+  rendezvous::Conductor::AwaitPromptOnly();
   raw_code::AwaitTurn();
   base::ForgetBarriers();
   // No file can be opened later.  What comes after this is not counted.

@@ -38,15 +38,15 @@ using Socks = std::vector<std::shared_ptr<Sock>>;
 // part in kShare of the time.
 constexpr std::uint64_t kApartNs = 1'000'000'000;
 constexpr std::uint64_t kShare = 50;
-// One turn of the conductor reads so much.  That takes a millisecond, in which
+// One turn of the conductor reads so much.  That takes some 0.1 ms, in which
 // nobody else is served.
-constexpr std::uint64_t kTurn = 1 << 20;
+constexpr std::uint64_t kTurn = 1 << 17;
 constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
 // A turn reads files, whose server may hang.
 constexpr std::uint64_t kMostTurnNs = 100'000'000;
 
 // Guards every change of the verdict, and what a look needs.  Held while the
-// conductor reads code, which takes some milliseconds.
+// conductor reads code, some 0.1 ms at a time.
 constinit base::Latch latch;
 // Guards the line of the streams that wait.  Taken behind `latch`, and held for
 // next to no time: the program's threads take it in their calls.

@@ -95,6 +95,12 @@ void AnswerWaiting(Conductor* conductor, Reason why) {
   if (conductor != nullptr) NotedShare::LookIfAsked(conductor);
 }
 
+// A lane that is wanted for the first bytes already is looked for at once.
+Conductor::When WhenToSeek(const LaneState& state) {
+  return state.AtOnce() || state.Hopeful() || base::GetConfig().promote_given
+             ? Conductor::When::kNow
+             : Conductor::When::kSoon;
+}
 }  // namespace
 
 void LookAtCalls() {
@@ -351,7 +357,7 @@ void LaneSearch::Begin() {
   rendezvous::Seeker& seeker = *sock_;
   switch (SeekGate::Get().MaySeek(Share(sock_), conductor)) {
     case SeekGate::Answer::kMay:
-      conductor->Seek(Share(sock_));
+      conductor->Seek(Share(sock_), WhenToSeek(state));
       break;
     case SeekGate::Answer::kLater:
       // The start may have been over before the stream was in the line.

@@ -226,12 +226,21 @@ uid_t UserOf(pid_t pid) {
   return ::stat(Proc(pid, "").c_str(), &info) == 0 ? info.st_uid : ~uid_t{0};
 }
 
+namespace {
+
+// The names of the conductor's threads, of which one works at a time.
+bool IsConductors(const std::string& name) {
+  return name == "rcsock" || name == "rcsock-patient";
+}
+
+}  // namespace
+
 bool HasConductor(pid_t pid) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(Proc(pid, "task"), error)) {
     std::ifstream file(entry.path() / "comm");
     std::string name;
-    if (std::getline(file, name) && name == "rcsock") return true;
+    if (std::getline(file, name) && IsConductors(name)) return true;
   }
   return false;
 }
@@ -241,7 +250,7 @@ std::string ConductorInKernel(pid_t pid) {
   for (const auto& entry : fs::directory_iterator(Proc(pid, "task"), error)) {
     std::ifstream comm(entry.path() / "comm");
     std::string name;
-    if (!std::getline(comm, name) || name != "rcsock") continue;
+    if (!std::getline(comm, name) || !IsConductors(name)) continue;
     std::ifstream stat(entry.path() / "stat");
     std::string line;
     std::getline(stat, line);
@@ -255,10 +264,14 @@ std::string ConductorInKernel(pid_t pid) {
     if (state == 'D') return where.empty() ? "a call" : where;
     // The thread sleeps. In these calls it waits for work. In other calls it
     // may be held up, for instance in siw's connect.
-    for (const char* usual : {"epoll", "ep_poll", "futex", "um_"}) {
-      if (where.find(usual) != std::string::npos) return "";
+    const char* const usual[] = {"epoll", "ep_poll", "futex", "um_"};
+    const auto waits = [&where](const char* call) {
+      return where.find(call) != std::string::npos;
+    };
+    if (state == 'S' &&
+        std::none_of(std::begin(usual), std::end(usual), waits)) {
+      return where;
     }
-    return state == 'S' ? where : "";
   }
   return "";
 }

@@ -1,14 +1,16 @@
-#include "lib/base/short_slice.h"
+#include "lib/base/scheduling.h"
 
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace rcsock::base {
 namespace {
 
-// The kernel's struct sched_attr, in its first version.  Newer headers of libc
+// The kernel's struct sched_attr, in its first version. Newer headers of libc
 // have it, too.
 struct Attributes {
   std::uint32_t size = sizeof(Attributes);
@@ -21,9 +23,8 @@ struct Attributes {
   std::uint64_t period = 0;
 };
 
-}  // namespace
-
-bool AskForShortSlice() {
+bool Ask(std::uint32_t policy, std::int32_t more_nice, std::uint64_t slice_ns) {
+  constexpr std::int32_t kMostNice = 19;
   // A filter of system calls may end a process that changes its scheduling:
   // systemd's SystemCallFilter=~@resources does.
   if (::prctl(PR_GET_SECCOMP) != 0) return false;
@@ -34,8 +35,16 @@ bool AskForShortSlice() {
   }
   // All else stays as it is.
   attributes.size = sizeof attributes;
-  attributes.runtime = kShortSliceNs;
+  attributes.policy = policy;
+  attributes.nice = std::min(attributes.nice + more_nice, kMostNice);
+  attributes.runtime = slice_ns;
   return ::syscall(SYS_sched_setattr, 0, &attributes, 0) == 0;
 }
+
+}  // namespace
+
+bool AskForShortSlice() { return Ask(SCHED_OTHER, 0, kShortSliceNs); }
+
+bool GiveWay() { return Ask(SCHED_BATCH, kGivesWay, kGivesWaySliceNs); }
 
 }  // namespace rcsock::base

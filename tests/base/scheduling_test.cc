@@ -1,4 +1,4 @@
-#include "lib/base/short_slice.h"
+#include "lib/base/scheduling.h"
 
 #include <gtest/gtest.h>
 #include <linux/filter.h>
@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -40,7 +41,7 @@ void InThread(Body body) {
   std::thread(body).join();
 }
 
-TEST(ShortSlice, IsShort) {
+TEST(Scheduling, ASliceIsShort) {
   // In a container, for instance.
   if (::prctl(PR_GET_SECCOMP) != 0) GTEST_SKIP() << "under a filter";
   InThread([] {
@@ -58,19 +59,46 @@ TEST(ShortSlice, IsShort) {
   });
 }
 
-TEST(ShortSlice, OtherPoliciesStay) {
+TEST(Scheduling, GivesWay) {
+  if (::prctl(PR_GET_SECCOMP) != 0) GTEST_SKIP() << "under a filter";
+  InThread([] {
+    const Scheduling before = Own();
+    ASSERT_TRUE(GiveWay());
+    EXPECT_EQ(Own().nice, std::min(before.nice + kGivesWay, 19));
+    EXPECT_EQ(Own().policy, static_cast<std::uint32_t>(SCHED_BATCH));
+    if (before.slice != 0) {
+      EXPECT_GT(Own().slice, before.slice);
+    }
+  });
+}
+
+// The kernel knows no more.
+TEST(Scheduling, GivesWayAtTheLeastPriority) {
+  if (::prctl(PR_GET_SECCOMP) != 0) GTEST_SKIP() << "under a filter";
+  InThread([] {
+    ASSERT_EQ(::setpriority(PRIO_PROCESS,
+                            static_cast<id_t>(::syscall(SYS_gettid)), 19),
+              0);
+    EXPECT_TRUE(GiveWay());
+    EXPECT_EQ(Own().nice, 19);
+  });
+}
+
+TEST(Scheduling, OtherPoliciesStay) {
   InThread([] {
     const sched_param none{};
     ASSERT_EQ(::sched_setscheduler(0, SCHED_BATCH, &none), 0);
     const Scheduling before = Own();
     EXPECT_FALSE(AskForShortSlice());
+    EXPECT_FALSE(GiveWay());
+    EXPECT_EQ(Own().nice, before.nice);
     EXPECT_EQ(Own().slice, before.slice);
     EXPECT_EQ(Own().policy, static_cast<std::uint32_t>(SCHED_BATCH));
   });
 }
 
 // As systemd's SystemCallFilter=~@resources.
-TEST(ShortSlice, AFilterDoesNotEndTheProcess) {
+TEST(Scheduling, AFilterDoesNotEndTheProcess) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -85,7 +113,7 @@ TEST(ShortSlice, AFilterDoesNotEndTheProcess) {
         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
       ::_exit(2);
     }
-    ::_exit(AskForShortSlice() ? 1 : 0);
+    ::_exit(AskForShortSlice() || GiveWay() ? 1 : 0);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
