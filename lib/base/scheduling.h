@@ -29,8 +29,8 @@ bool AskForShortSlice();
 
 // Gives way to other threads: one that wakes up gets the CPU of this thread,
 // and this one waits when it wakes up (SCHED_BATCH). There is no way back,
-// since to be less nice takes a privilege. It begins with the
-// thread's next slice.
+// since to be less nice takes a privilege. It begins with the thread's next
+// slice.
 bool GiveWay();
 
 }  // namespace rcsock::base

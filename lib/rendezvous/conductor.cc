@@ -1,14 +1,12 @@
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <ctime>
 #include <new>
 #include <utility>
 
 #include "lib/base/alone.h"
+#include "lib/base/backoff.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/foreign_fd.h"
@@ -192,9 +190,8 @@ void Conductor::AwaitPromptOnly() {
   if (core == nullptr || tls_core != nullptr) return;
   PromptOnly();
   const std::uint64_t until = base::NowNs() + kMostNs;
-  while (core->shifts.PatientHas() && base::NowNs() < until) {
-    const timespec brief{0, 100'000};
-    ::syscall(SYS_nanosleep, &brief, nullptr);
+  for (base::Backoff backoff; core->shifts.PatientHas(); backoff.Wait()) {
+    if (base::NowNs() > until) return;
   }
 }
 

@@ -4,17 +4,15 @@
 #include "lib/rendezvous/step.h"
 
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <boost/asio/post.hpp>
 #include <chrono>
-#include <ctime>
 #include <memory>
 #include <new>
 #include <utility>
 #include <vector>
 
+#include "lib/base/backoff.h"
 #include "lib/base/clock.h"
 #include "lib/base/critical.h"
 #include "lib/base/helper_thread.h"
@@ -193,9 +191,8 @@ void Core::LeaveRdma() {
   // not.
   constexpr std::uint64_t kMostNs = 1'000'000'000;
   const std::uint64_t until = base::NowNs() + kMostNs;
-  while (!Here(leave, false) && base::NowNs() < until) {
-    const timespec brief{0, 1'000'000};
-    ::syscall(SYS_nanosleep, &brief, nullptr);
+  for (base::Backoff backoff; !Here(leave, false); backoff.Wait()) {
+    if (base::NowNs() > until) return;
   }
 }
 

@@ -41,22 +41,24 @@ pair() {  # name, the client's arguments
 i=0
 for arguments in "1 64 3000" "32 64 1000" "8 20000 200"; do
   i=$((i + 1))
+  least=0.9
+  # On busy CPUs its lanes come within some 20 ms of 200.
+  [[ $i == 3 ]] && least=0.8
   pair plain$i $arguments
   export RCSOCK_STATS=$work/stats.$i.%p
   LD_PRELOAD=$shim pair lane$i $arguments
   unset RCSOCK_STATS
   diff "$work/plain$i.client" "$work/lane$i.client" || failed=1
-  python3 - "$work"/stats.$i.* <<'END' || failed=1
+  python3 - $least "$work"/stats.$i.* <<'END' || failed=1
 import json, sys
 lanes = total = 0
-for name in sys.argv[1:]:
+for name in sys.argv[2:]:
     for lane, of in json.load(open(name))["lanes"].items():
         moved = of["tx_bytes"] + of["rx_bytes"]
         total += moved
         lanes += moved if lane != "tcp" else 0
 print(f"{100 * lanes / max(total, 1):.1f} % of {total} bytes by lanes")
-# On busy CPUs the lanes of the last row come within some 20 ms of 200.
-sys.exit(total == 0 or lanes < 0.8 * total)
+sys.exit(total == 0 or lanes < float(sys.argv[1]) * total)
 END
 done
 exit $failed

@@ -211,7 +211,8 @@ void EnterSandbox() {
         sock->way_back().PinHere(base::Reason::kSandboxed, deadline);
       });
   // A filter for all threads (TSYNC) may kill for what a start calls, and for
-  // what the look at the program's code calls that follows.
+  // what the look at the program's code calls that follows.  So it may for what
+  // the conductor asks the kernel about its patient thread.
   rendezvous::AwaitStartAside();
   rendezvous::Conductor::AwaitPromptOnly();
   raw_code::AwaitTurn();

@@ -101,6 +101,7 @@ Conductor::When WhenToSeek(const LaneState& state) {
              ? Conductor::When::kNow
              : Conductor::When::kSoon;
 }
+
 }  // namespace
 
 void LookAtCalls() {
